@@ -1,0 +1,1 @@
+"""A database of operations that generates the tests of their transforms and compositions."""

@@ -1,0 +1,1 @@
+"""One file a property; see ``contract.py`` for what a check is."""
