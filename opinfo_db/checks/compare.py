@@ -49,6 +49,10 @@ def inner_size(x: Tensor, y: Tensor) -> float:
     return float((_wide(x) * _wide(y)).abs().sum())
 
 
+# torch.func.vmap(out_dims=-1) can return a tensor far outside its storage: do not read that.
+_MOST_SHOWN = 1_000_000
+
+
 class Tally:
     """Compares values for one case, counts the assertions and keeps the worst difference."""
 
@@ -114,6 +118,8 @@ def _plain(value: object) -> object:
 
 def show(value: Tensor) -> str:
     """A tensor on one line, shortened."""
+    if value.numel() > _MOST_SHOWN:
+        return f"a tensor of shape {tuple(value.shape)}"
     value = value.detach().cpu()
     if value.is_floating_point() or value.is_complex():
         value = _wide(value)

@@ -17,15 +17,24 @@ from torch import Tensor
 
 from opinfo_db.checks import differences, in_dims, oracle, tested
 from opinfo_db.checks.compare import Tally, inner, inner_size
-from opinfo_db.checks.contract import Case, Check, CheckFailure, CheckResult, InDims, Transforms
+from opinfo_db.checks.contract import Case, Check, CheckResult, InDims
 from opinfo_db.checks.contract import oracle as running_oracle
 from opinfo_db.checks.differences import Step
-from opinfo_db.checks.flat import Fun, Problem, Tensors, pick, problem, random_like
+from opinfo_db.checks.flat import (
+    Fun,
+    Problem,
+    Tensors,
+    pick,
+    problem,
+    random_like,
+    require_derivatives,
+)
+from opinfo_db.checks.transforms import Transforms
 from opinfo_db.core import Capability
 
 #: Batch sizes from the innermost ``vmap`` outwards; they differ, so that mixed-up dims show.
 _SIZES = (3, 2)
-_DOUBLE = (torch.float64, torch.complex128)
+DOUBLE = (torch.float64, torch.complex128)
 _PROJECTIONS = 2
 _PAIRS = {
     ("vjp",): Capability.BACKWARD,
@@ -55,21 +64,11 @@ def needed(kinds: Sequence[str]) -> frozenset[Capability]:
     return frozenset(needs | ({Capability.VMAP} if "vmap" in kinds else set()))
 
 
-def _require_derivatives(posed: Problem) -> None:
-    """Fail unless some output depends differentiably on some input."""
-    if not posed.plain.diff_in or not posed.plain.diff_out:
-        raise CheckFailure(
-            f"{posed.entry.name}: no output requires grad, so there is no derivative to check. "
-            "Mark the differentiable inputs of the sample with requires_grad, or leave the "
-            "derivatives out of supports."
-        )
-
-
 def build(case: Case, kinds: Sequence[str], transforms: Sequence[Transforms]) -> Built:
     """The composition ``kinds`` of the case's op, each with its own transforms."""
     posed = problem(case)
     if set(kinds) != {"vmap"}:
-        _require_derivatives(posed)
+        require_derivatives(posed)
     built = Built(posed, posed.op, posed.plain, inputs=posed.inputs)
     sizes = iter(_SIZES)
     dims = case.in_dims
@@ -137,7 +136,7 @@ def compare(built: Built, where: str) -> CheckResult:
 def can_difference(built: Built) -> bool:
     """True if there is a derivative and finite differences can see it: in double precision."""
     fun, entry = built.oracle, built.problem.entry
-    double = all(built.inputs[i].dtype in _DOUBLE for i in fun.diff_in)
+    double = all(built.inputs[i].dtype in DOUBLE for i in fun.diff_in)
     return entry.finite_differences and double and differences.order(built.steps) > 0
 
 

@@ -13,34 +13,19 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import lru_cache
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from fxforms._tree import leaves
+from opinfo_db.checks.transforms import Transforms
 from opinfo_db.core import DERIVATIVES, Capability, ErrorInput, OpInfo, SampleInput
 
 #: One entry a tensor of the sample, in the order of its leaves.
 InDims: TypeAlias = tuple[int | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Transforms:
-    """The transforms under test, with the signatures of ``torch.func``."""
-
-    name: str
-    grad: Callable[..., Any]
-    vjp: Callable[..., Any]
-    jvp: Callable[..., Any]
-    vmap: Callable[..., Any]
-
-
-#: torch's own transforms.
-TORCH_FUNC = Transforms(
-    "torch.func", torch.func.grad, torch.func.vjp, torch.func.jvp, torch.func.vmap
-)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,6 +127,11 @@ def _without_in_dims(tensors: tuple[Tensor, ...]) -> Iterable[InDims | None]:
     return (None,)
 
 
+def _always(entry: OpInfo, dtype: torch.dtype) -> bool:
+    """A check with an oracle for every entry and dtype."""
+    return True
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Check:
     """One property of an operation, with an oracle of its own.
@@ -155,6 +145,7 @@ class Check:
         needs: what an entry must support to be checked.
         variants: from the tensors of a sample, the ``in_dims`` to try; ``None`` for no mapping.
         source: whether it runs over the samples or over the error inputs.
+        applies: whether there is an oracle for that entry in that dtype.
     """
 
     name: str
@@ -163,6 +154,7 @@ class Check:
     needs: frozenset[Capability] = frozenset()
     variants: Callable[[tuple[Tensor, ...]], Iterable[InDims | None]] = _without_in_dims
     source: Source = Source.SAMPLES
+    applies: Callable[[OpInfo, torch.dtype], bool] = _always
 
     @property
     def differentiates(self) -> bool:
@@ -203,6 +195,22 @@ def samples_of(entry: OpInfo, dtype: torch.dtype, device: torch.device) -> Itera
         yield replace(sample, name=sample.name or f"sample{index}")
 
 
+@lru_cache(maxsize=1)
+def _all_samples(
+    entry: OpInfo, dtype: torch.dtype, device: torch.device
+) -> tuple[SampleInput, ...]:
+    """All samples, made once for the checks of one entry in turn; no test runs on these."""
+    with _seeded(entry, dtype):
+        return tuple(samples_of(entry, dtype, device))
+
+
+def capable(check: Check, entry: OpInfo, dtype: torch.dtype) -> bool:
+    """True if ``entry`` in ``dtype`` has what ``check`` needs."""
+    inexact = dtype.is_floating_point or dtype.is_complex
+    able = check.needs <= entry.supports and (inexact or not check.differentiates)
+    return able and check.applies(entry, dtype)
+
+
 def cases(
     check: Check, entry: OpInfo, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> Iterator[Case]:
@@ -212,8 +220,7 @@ def cases(
     A check of a derivative passes over samples in which nothing requires grad.
     """
     device = torch.device(device)
-    inexact = dtype.is_floating_point or dtype.is_complex
-    if not check.needs <= entry.supports or (check.differentiates and not inexact):
+    if not capable(check, entry, dtype):
         return
     if check.source is Source.ERRORS:
         with _seeded(entry, dtype):
@@ -221,9 +228,7 @@ def cases(
         for index, error in enumerate(errors):
             yield Case(entry, dtype, device, index, error.sample.name or f"error{index}")
         return
-    with _seeded(entry, dtype):
-        samples = list(samples_of(entry, dtype, device))
-    for index, sample in enumerate(samples):
+    for index, sample in enumerate(_all_samples(entry, dtype, device)):
         tensors = tensors_of(sample)
         if check.differentiates and not any(t.requires_grad for t in tensors):
             continue
@@ -247,9 +252,9 @@ def run_check(check: Check, case: Case, transforms: Transforms) -> CheckResult:
             torch.manual_seed(case.seed)
             result = check.run(case, transforms)
     except CheckFailure as failure:
-        raise CheckFailure(f"{where}: {failure}", failure.difference) from failure
+        raise CheckFailure(f"{where}: {failure}", failure.difference) from failure.__cause__
     except OracleError as error:
-        raise OracleError(f"{where}: {error}") from error
+        raise OracleError(f"{where}: {error}") from error.__cause__
     except Exception as error:
         raise CheckFailure(f"{where}: raised {type(error).__name__}: {error}") from error
     if result.assertions == 0:

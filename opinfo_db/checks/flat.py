@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fxforms._tree import flatten, leaves
-from opinfo_db.checks.contract import Case, oracle
+from opinfo_db.checks.contract import Case, CheckFailure, oracle
 from opinfo_db.core import OpInfo, SampleInput
 
 Tensors: TypeAlias = tuple[Tensor, ...]
@@ -109,6 +109,16 @@ def problem(case: Case) -> Problem:
         raw,
         raw_plain,
     )
+
+
+def require_derivatives(posed: Problem) -> None:
+    """Fail unless some output depends differentiably on some input."""
+    if not posed.plain.diff_in or not posed.plain.diff_out:
+        raise CheckFailure(
+            f"{posed.entry.name}: no output requires grad, so there is no derivative to check. "
+            "Mark the differentiable inputs of the sample with requires_grad, or leave the "
+            "derivatives out of supports."
+        )
 
 
 def random_like(tensors: Sequence[Tensor]) -> Tensors:

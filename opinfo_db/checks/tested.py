@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from opinfo_db.checks.contract import InDims, Transforms
+from opinfo_db.checks.contract import InDims
 from opinfo_db.checks.flat import Fun, Tensors, pick, replaced
+from opinfo_db.checks.transforms import Transforms
 
 
 def vjp_shape(fun: Fun, call: Callable[..., Tensors]) -> Fun:
