@@ -1,0 +1,41 @@
+"""Composable function transforms for PyTorch in which everything a user defines composes."""
+
+from fxforms import errors
+from fxforms.functions import Function, custom_function_call, once_differentiable
+from fxforms.interpreters import VmapInfo
+from fxforms.transforms import (
+    functional_call,
+    grad,
+    grad_and_value,
+    hessian,
+    hvp,
+    jacfwd,
+    jacrev,
+    jvp,
+    linearize,
+    stack_module_state,
+    value_and_grad,
+    vjp,
+    vmap,
+)
+
+__all__ = [
+    "Function",
+    "VmapInfo",
+    "custom_function_call",
+    "errors",
+    "functional_call",
+    "grad",
+    "grad_and_value",
+    "hessian",
+    "hvp",
+    "jacfwd",
+    "jacrev",
+    "jvp",
+    "linearize",
+    "once_differentiable",
+    "stack_module_state",
+    "value_and_grad",
+    "vjp",
+    "vmap",
+]

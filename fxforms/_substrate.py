@@ -1,0 +1,212 @@
+"""The one adapter over torch's private functorch layer.
+
+Everything above sees the names of this file: levels, wrappers, batch dims, dual tensors, the
+single-level autograd Function and the backward engine. No other file touches ``torch._C`` or
+``torch._functorch``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import torch
+
+SUPPORTED_TORCH = ((2, 13),)
+
+
+def check_torch_version(version: str) -> None:
+    """Raise ImportError unless this file was written for torch ``version``."""
+    major, minor = version.split(".")[:2]
+    if (int(major), int(minor)) in SUPPORTED_TORCH:
+        return
+    known = ", ".join(f"{a}.{b}" for a, b in SUPPORTED_TORCH)
+    raise ImportError(
+        f"fxforms builds on private parts of torch that change between releases. It found torch "
+        f"{version} and supports torch {known}. Install one: pip install 'torch>=2.13,<2.14'"
+    )
+
+
+check_torch_version(torch.__version__)
+
+from torch import _VF  # noqa: E402
+from torch._C import (  # noqa: E402
+    _are_functorch_transforms_active,
+    _enter_dual_level,
+    _exit_dual_level,
+    _FunctionBase,
+    _functorch,
+    _is_fwd_grad_enabled,
+    _set_fwd_grad_enabled,
+    _set_grad_enabled,
+)
+from torch._functorch import eager_transforms, predispatch  # noqa: E402
+from torch.autograd.function import (  # noqa: E402
+    BackwardCFunction,
+    FunctionMeta,
+    _SingleLevelFunction,
+    once_differentiable,
+)
+
+# Levels.
+transforms_active = _are_functorch_transforms_active
+current_level = _functorch.current_level
+level_depth = _functorch.get_dynamic_layer_stack_depth
+peek_level: Any = _functorch.peek_interpreter_stack
+pop_level = _functorch.pop_dynamic_layer_stack
+push_level = _functorch.push_dynamic_layer_stack
+undo_levels_to_depth = _functorch.pop_dynamic_layer_stack_and_undo_to_depth
+TransformType: Any = _functorch.TransformType
+RandomnessType: Any = _functorch.RandomnessType
+GradHandle = _functorch.CGradInterpreterPtr
+JvpHandle = _functorch.CJvpInterpreterPtr
+VmapHandle: Any = _functorch.CVmapInterpreterPtr
+enter_grad = _functorch._grad_increment_nesting
+exit_grad = _functorch._grad_decrement_nesting
+enter_vmap = _functorch._vmap_increment_nesting
+exit_vmap = _functorch._vmap_decrement_nesting
+
+# Wrappers.
+wrap_for_grad = _functorch._wrap_for_grad
+unwrap_for_grad = _functorch._unwrap_for_grad
+unwrap_if_dead = _functorch.unwrap_if_dead
+add_batch_dim = _functorch._add_batch_dim
+remove_batch_dim = _functorch._remove_batch_dim
+unwrap_batched = _functorch._unwrap_batched
+is_batched = _functorch.is_batchedtensor
+level_of = _functorch.maybe_get_level
+
+# Modes.
+set_grad_enabled = _set_grad_enabled
+set_forward_grad_enabled = _set_fwd_grad_enabled
+forward_grad_enabled = _is_fwd_grad_enabled
+requires_grad_allowed = _functorch.get_inplace_requires_grad_allowed
+set_requires_grad_allowed = _functorch.set_inplace_requires_grad_allowed
+single_level_allowed = _functorch.get_single_level_autograd_function_allowed
+set_single_level_allowed = _functorch.set_single_level_autograd_function_allowed
+
+# The autograd Function: its C base, metaclass, context and single-level form.
+FunctionBase = _FunctionBase
+SingleLevelFunction = _SingleLevelFunction
+torch_once_differentiable = once_differentiable
+
+
+def make_function(name: str, base: Any, attributes: dict[str, Any]) -> Any:
+    """A new autograd Function class."""
+    return type(base)(name, (base,), attributes)
+
+
+def autograd_apply(function: Any) -> Any:
+    """The C ``apply`` of ``function``, past ``torch.autograd.Function.apply``."""
+    return super(torch.autograd.Function, function).apply
+
+
+read_saved_tensors: Any = _FunctionBase.saved_tensors.__get__  # type: ignore[attr-defined]
+
+__all__ = ["BackwardCFunction", "FunctionMeta"]
+
+# A level that a tensor of an ended vmap is moved to, so that torch refuses it instead of taking
+# it for a tensor of the next vmap, which gets the same level number.
+_ESCAPED_LEVEL = 1 << 20
+
+
+def retire_batched(tensor: torch.Tensor) -> None:
+    """Make later use of ``tensor``, batched at a level that has ended, an error."""
+    _functorch._maybe_unsafe_set_level(tensor, _ESCAPED_LEVEL)
+
+
+def make_leaf(tensor: torch.Tensor, level: int) -> torch.Tensor:
+    """``tensor`` wrapped at grad ``level`` as a leaf that requires grad."""
+    return wrap_for_grad(tensor, level).requires_grad_()
+
+
+def make_dual(primal: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
+    """A dual tensor at the top jvp level."""
+    return _VF._make_dual(primal, tangent, level=0)
+
+
+def tangent_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tangent of a dual tensor at the top jvp level, None if it has none."""
+    return cast("torch.Tensor | None", _VF._unpack_dual(tensor, level=0)[1])
+
+
+# NOTE [one dual level for all jvp levels]
+# torch has a single forward-mode dual level, of the whole process, and refuses to enter it twice;
+# nested jvp levels share it and keep their tangents apart by their wrappers. torch.func counts its
+# users in a module global without a lock, so two threads can close it under each other. Here the
+# same count is kept, under a lock, so that fxforms, torch.func and several threads can share it.
+_dual_lock = threading.Lock()
+_owns_dual_level = False
+
+
+def enter_jvp() -> int:
+    """Push a jvp level, opening the dual level for the first user in the process."""
+    global _owns_dual_level
+    with _dual_lock:
+        if eager_transforms.JVP_NESTING == 0 and torch.autograd.forward_ad._current_level < 0:
+            _enter_dual_level()
+            _owns_dual_level = True
+        eager_transforms.JVP_NESTING += 1
+    return _functorch._jvp_increment_nesting()
+
+
+def exit_jvp() -> None:
+    """Pop a jvp level, closing the dual level after the last user in the process."""
+    global _owns_dual_level
+    _functorch._jvp_decrement_nesting()
+    with _dual_lock:
+        eager_transforms.JVP_NESTING -= 1
+        if eager_transforms.JVP_NESTING == 0 and _owns_dual_level:
+            _owns_dual_level = False
+            _exit_dual_level(level=0)
+
+
+_decompositions_loaded = False
+
+
+def load_vmap_decompositions() -> None:
+    """Register torch's decompositions for operators without a batching rule, once."""
+    global _decompositions_loaded
+    if not _decompositions_loaded:
+        predispatch.lazy_load_decompositions()
+        _decompositions_loaded = True
+
+
+@contextlib.contextmanager
+def _outside_inference_mode() -> Iterator[None]:
+    """Leave inference mode, keeping both grad modes as they are."""
+    modes = torch.is_grad_enabled(), _is_fwd_grad_enabled()
+    with torch.inference_mode(False):
+        _set_grad_enabled(modes[0])
+        _set_fwd_grad_enabled(modes[1])
+        yield
+
+
+_engine = torch.autograd.Variable._execution_engine.run_backward
+
+
+def run_backward(
+    outputs: Sequence[torch.Tensor],
+    cotangents: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    retain_graph: bool,
+    create_graph: bool,
+) -> tuple[torch.Tensor | None, ...]:
+    """The autograd engine's vjp; None for an input that no output depends on."""
+    if torch.is_inference_mode_enabled():
+        with _outside_inference_mode():
+            return run_backward(outputs, cotangents, inputs, retain_graph, create_graph)
+    return cast(
+        "tuple[torch.Tensor | None, ...]",
+        _engine(
+            tuple(outputs),
+            tuple(cotangents),
+            retain_graph,
+            create_graph,
+            tuple(inputs),
+            allow_unreachable=True,
+            accumulate_grad=False,
+        ),
+    )

@@ -1,0 +1,119 @@
+"""The one file that flattens: pytrees on optree's C++ core.
+
+The registry is torch's (optree namespace ``"torch"``): named tuples, dataclasses and user types
+registered with ``torch.utils._pytree`` and the ``torch.return_types``, whether registered before
+or after fxforms is imported. As in torch, ``None`` is a leaf and a dict keeps its order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import optree
+import torch
+import torch.utils._cxx_pytree  # mirrors most of torch's registry into optree
+from optree import PyTreeSpec
+from torch.utils._pytree import SUPPORTED_NODES, NodeDef
+
+from fxforms.errors import StructureError
+
+__all__ = ["PyTreeSpec"]
+
+_ATOMS = frozenset({torch.Tensor, torch.nn.Parameter, int, float, complex, bool, str, type(None)})
+_mirrored: set[type] = set()
+_seen = 0
+
+
+def _mirror(cls: type, node: NodeDef) -> None:
+    """Register ``cls`` with optree as torch's own registry has it, unless optree knows it."""
+    if optree.is_structseq_class(cls) or optree.is_namedtuple_class(cls):
+        return
+
+    def unflatten(context: Any, children: Any) -> Any:
+        return node.unflatten_fn(list(children), context)
+
+    with contextlib.suppress(ValueError, TypeError):  # built in, or mirrored by torch itself
+        optree.register_pytree_node(cls, node.flatten_fn, unflatten, namespace="torch")
+
+
+def _sync() -> None:
+    """Take over what was registered with torch's Python pytree since the last look.
+
+    torch mirrors ``register_pytree_node`` into optree, but not ``register_dataclass`` and
+    ``register_constant``.
+    """
+    global _seen
+    for cls, node in list(SUPPORTED_NODES.items()):
+        if cls not in _mirrored:
+            _mirrored.add(cls)
+            _mirror(cls, node)
+    _seen = len(SUPPORTED_NODES)
+
+
+def flatten(tree: Any) -> tuple[list[Any], PyTreeSpec]:
+    """The leaves of ``tree`` and its structure."""
+    if len(SUPPORTED_NODES) != _seen:
+        _sync()
+    return optree.tree_flatten(tree, none_is_leaf=True, namespace="torch")
+
+
+def leaves(tree: Any) -> list[Any]:
+    """The leaves of ``tree``."""
+    return flatten(tree)[0]
+
+
+def is_atom(value: object) -> bool:
+    """True if ``value`` is surely a leaf, found without a call into optree."""
+    return type(value) in _ATOMS
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """``tree`` with ``function`` applied to each leaf."""
+    if is_atom(tree):
+        return function(tree)
+    flat, spec = flatten(tree)
+    return spec.unflatten([function(leaf) for leaf in flat])
+
+
+def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
+    """``tree`` with ``function`` applied to each tensor in it; other leaves stay."""
+    if isinstance(tree, torch.Tensor):
+        return function(tree)
+    if is_atom(tree):
+        return tree
+    flat, spec = flatten(tree)
+    return spec.unflatten([function(x) if isinstance(x, torch.Tensor) else x for x in flat])
+
+
+def leaf_paths(tree: Any, root: str) -> list[str]:
+    """The path of each leaf of ``tree`` as Python source, such as ``args[0]['w']``."""
+    accessors = flatten(tree)[1].accessors()
+    return [accessor.codify(root) for accessor in accessors]
+
+
+def broadcast_prefix(prefix: Any, spec: PyTreeSpec, api: str, argument: str) -> list[Any]:
+    """One leaf of ``prefix`` for each leaf of a tree of structure ``spec``.
+
+    ``prefix`` is a leaf or a tree that agrees with the top of ``spec``, as ``in_dims`` is.
+
+    Raises:
+        StructureError: ``prefix`` is not a prefix of that structure.
+    """
+    if is_atom(prefix):
+        return [prefix] * spec.num_leaves
+    full = spec.unflatten(range(spec.num_leaves))
+    try:
+        return optree.broadcast_prefix(prefix, full, none_is_leaf=True, namespace="torch")
+    except ValueError as error:
+        raise StructureError(
+            f"{api}: {argument}={prefix!r} does not match the structure it describes, "
+            f"{show(spec)}. Give one entry for all of it, or a tree that agrees with its top."
+        ) from error
+
+
+def show(spec: PyTreeSpec) -> str:
+    """``spec`` as a message shows it: only the containers, ``*`` for a leaf."""
+    text = str(spec)
+    return text.removeprefix("PyTreeSpec(").split(", NoneIsLeaf")[0]

@@ -1,0 +1,52 @@
+"""Reverse mode: the level of ``grad`` and ``vjp``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fxforms import _substrate as substrate
+from fxforms._tree import map_tensors
+from fxforms.interpreters.stack import Interpreter, Lowered, Primitive
+
+
+class GradInterpreter(Interpreter):
+    """Records a call of the operator as one node of this level's autograd graph."""
+
+    transform = "grad"
+
+    def process(self, fn: Primitive, operands: tuple[Any, ...]) -> Any:
+        """Attach ``fn``'s node, or pass the call down where nothing here is differentiated."""
+        if torch.is_grad_enabled() and any(
+            isinstance(x, torch.Tensor) and x.requires_grad for x in operands
+        ):
+            return fn.grad_rule(*operands)
+        inner = self.unwrap(operands)
+        with self.lower(torch.is_grad_enabled(), None):
+            outputs = fn.bind(*inner)
+        return self.wrap(outputs, inner, operands)
+
+    def unwrap(self, operands: tuple[Any, ...]) -> tuple[Any, ...]:
+        """``operands`` as the next lower level sees them."""
+        level, unwrap = self.level, substrate.unwrap_for_grad
+        return tuple([unwrap(x, level) if isinstance(x, torch.Tensor) else x for x in operands])
+
+    def wrap(self, outputs: Any, inner: tuple[Any, ...], operands: tuple[Any, ...]) -> Any:
+        """``outputs`` at this level; an operand that was returned stays the same object."""
+        level = self.level
+
+        def wrap_one(output: torch.Tensor) -> torch.Tensor:
+            for before, operand in zip(inner, operands):
+                if output is before:
+                    return operand  # type: ignore[no-any-return]
+            return substrate.wrap_for_grad(output, level)
+
+        return map_tensors(wrap_one, outputs)
+
+    def lower(self, grad: bool = True, forward: bool | None = True) -> Lowered:
+        """Pop this level; lower levels record if ``grad`` and the mode outside the level allow.
+
+        See NOTE [grad mode crosses levels] in ``interpreters/levels.py``.
+        """
+        return Lowered(grad and substrate.GradHandle(self._handle).prevGradMode(), forward)

@@ -1,0 +1,34 @@
+"""The backward pass of a level that has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from fxforms import _substrate as substrate
+
+
+def backward(
+    outputs: Sequence[torch.Tensor],
+    cotangents: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    retain_graph: bool,
+    create_graph: bool,
+) -> list[torch.Tensor]:
+    """The vjp of ``outputs`` at ``cotangents``: one gradient for each input, zeros if unused."""
+    pairs = [(out, ct) for out, ct in zip(outputs, cotangents) if out.requires_grad]
+    if not pairs:
+        return [zeros_like(x) for x in inputs]
+    gradients = substrate.run_backward(
+        [out for out, _ in pairs], [ct for _, ct in pairs], inputs, retain_graph, create_graph
+    )
+    return [
+        zeros_like(x) if g is None else substrate.unwrap_if_dead(g)
+        for g, x in zip(gradients, inputs)
+    ]
+
+
+def zeros_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Zeros of the shape of ``tensor``, whose level has ended."""
+    return torch.zeros_like(substrate.unwrap_if_dead(tensor), requires_grad=False)

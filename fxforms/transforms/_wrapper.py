@@ -1,0 +1,49 @@
+"""What every transform's wrapper does: keep the function's name, stay out of Dynamo's graphs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from fxforms.errors import FxformsError, GradientError, explain_escape, name_of
+
+Run = TypeVar("Run", bound=Callable[..., Any])
+_compiling = torch.compiler.is_dynamo_compiling
+_outside_graph: Callable[[Any], Any] = torch.compiler.disable
+
+
+def eager(function: Run) -> Run:
+    """``function``, called outside the graph when ``torch.compile`` traces the caller.
+
+    Dynamo would trace through the levels and lose custom rules; a graph break keeps the value.
+    ``is_dynamo_compiling`` is a constant False outside of a trace and costs nothing.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if _compiling():
+            return _outside_graph(function)(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+def transformed(func: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
+    """The user-facing function of a transform of ``func``, computed by ``run``."""
+    wrapped = eager(run)
+    functools.update_wrapper(wrapped, func, updated=())
+    return wrapped
+
+
+def explain(error: RuntimeError, api: str, func: Callable[..., Any]) -> None:
+    """Raise a clearer error if torch's ``error`` is one that fxforms knows; else do nothing."""
+    explain_escape(error, api, func)
+    text = str(error)
+    if "returned an invalid gradient at index" in text and not isinstance(error, FxformsError):
+        raise GradientError(
+            f"{api}({name_of(func)}): {text}. The gradient of an input must have the shape of that "
+            f"input, or broadcast from it; return None for an input that has no gradient."
+        ) from error

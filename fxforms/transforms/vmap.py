@@ -1,0 +1,274 @@
+"""``vmap``: a function of one sample as a function of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from fxforms import _substrate as substrate
+from fxforms._tree import PyTreeSpec, broadcast_prefix, flatten, is_atom, leaf_paths, leaves
+from fxforms.errors import ArgumentError, OutputError, describe, name_of
+from fxforms.interpreters import vmap_level
+from fxforms.transforms._arguments import check_alive
+from fxforms.transforms._wrapper import explain, transformed
+
+RANDOMNESS = ("error", "same", "different")
+
+
+class Batch(NamedTuple):
+    """The arguments of one mapped call: flat, each with its batch dim."""
+
+    flat: list[Any]
+    dims: list[int | None]
+    spec: PyTreeSpec
+    size: int
+
+
+def read_batch(func: Callable[..., Any], in_dims: Any, args: tuple[Any, ...]) -> Batch:
+    """Flatten ``args`` beside ``in_dims`` and find the batch size."""
+    if not isinstance(in_dims, (int, tuple)):
+        raise ArgumentError(
+            f"vmap({name_of(func)}, in_dims={in_dims!r}): in_dims must be an int or a tuple with "
+            f"one entry for each positional argument, got {type(in_dims).__name__}."
+        )
+    if not args:
+        raise ArgumentError(
+            f"vmap({name_of(func)}): there is nothing to map over: no positional arguments. "
+            f"Keyword arguments are passed on whole."
+        )
+    flat, spec = flatten(args)
+    dims = broadcast_prefix(in_dims, spec, f"vmap({name_of(func)})", "in_dims")
+    sizes = []
+    for index, (leaf, dim) in enumerate(zip(flat, dims)):
+        if dim is None:
+            continue
+        if not is_mappable(leaf, dim):
+            reject_leaf(func, in_dims, args, index, leaf, dim)
+        if dim < 0:
+            dims[index] = dim % leaf.dim()
+        sizes.append(leaf.shape[dim])
+    if not sizes or sizes.count(sizes[0]) != len(sizes):
+        reject_sizes(func, in_dims, args, flat, dims)
+    return Batch(flat, dims, spec, sizes[0])
+
+
+def is_mappable(leaf: Any, dim: Any) -> bool:
+    """True if ``dim`` is a dim of the tensor ``leaf``."""
+    if not (isinstance(leaf, torch.Tensor) and isinstance(dim, int)):
+        return False
+    return -leaf.dim() <= dim < leaf.dim()
+
+
+def reject_leaf(
+    func: Callable[..., Any], in_dims: Any, args: Any, index: int, leaf: Any, dim: Any
+) -> None:
+    """Raise for one argument that cannot be mapped along ``dim``."""
+    path = leaf_paths(args, "args")[index]
+    where = f"vmap({name_of(func)}, in_dims={in_dims!r}): {path}"
+    if not isinstance(leaf, torch.Tensor):
+        raise ArgumentError(
+            f"{where} is {describe(leaf)} and cannot be mapped over. Give it in_dim None, or make "
+            f"it a tensor."
+        )
+    check_alive(leaf, path, "vmap", func)
+    if not isinstance(dim, int):
+        raise ArgumentError(f"{where} has in_dim {dim!r}; it must be an int or None.")
+    raise ArgumentError(
+        f"{where} is {describe(leaf)}, so its in_dim must lie in [{-leaf.dim()}, {leaf.dim()}), "
+        f"got {dim}."
+        + (" A tensor without dims has no batch; give it in_dim None." if leaf.dim() == 0 else "")
+    )
+
+
+def reject_sizes(
+    func: Callable[..., Any], in_dims: Any, args: Any, flat: list[Any], dims: list[int | None]
+) -> None:
+    """Raise for arguments without one common batch size."""
+    rows = [
+        f"{path} has size {leaf.shape[dim]} along dim {dim}"
+        for path, leaf, dim in zip(leaf_paths(args, "args"), flat, dims)
+        if dim is not None
+    ]
+    where = f"vmap({name_of(func)}, in_dims={in_dims!r})"
+    if not rows:
+        raise ArgumentError(
+            f"{where}: no argument is mapped. Give at least one tensor an in_dim that is an int."
+        )
+    raise ArgumentError(
+        f"{where}: the mapped dims must have one size: {'; '.join(rows)}. Give an argument that is "
+        f"shared by all samples in_dim None."
+    )
+
+
+def read_out_dims(
+    func: Callable[..., Any], out_dims: Any, output: Any, spec: PyTreeSpec
+) -> list[Any]:
+    """One out_dim for each leaf of ``output``."""
+    if isinstance(output, torch.Tensor) and isinstance(out_dims, tuple) and len(out_dims) == 1:
+        return list(out_dims)
+    return broadcast_prefix(out_dims, spec, f"vmap({name_of(func)})", "out_dims")
+
+
+def check_randomness(func: Callable[..., Any], randomness: str) -> None:
+    """Raise ArgumentError unless ``randomness`` is a known mode."""
+    if randomness not in RANDOMNESS:
+        raise ArgumentError(
+            f"vmap({name_of(func)}, randomness={randomness!r}): randomness must be one of "
+            f"{', '.join(map(repr, RANDOMNESS))}."
+        )
+
+
+def check_out_dims(func: Callable[..., Any], out_dims: Any) -> None:
+    """Raise ArgumentError unless ``out_dims`` is made of ints and None."""
+    if is_atom(out_dims) and (out_dims is None or isinstance(out_dims, int)):
+        return
+    if not all(dim is None or isinstance(dim, int) for dim in leaves(out_dims)):
+        raise ArgumentError(
+            f"vmap({name_of(func)}, out_dims={out_dims!r}): out_dims must be an int, None, or a "
+            f"pytree of those like the output."
+        )
+
+
+def unbatch(
+    func: Callable[..., Any], output: Any, out_dim: int | None, level: int, size: int, path: str
+) -> Any:
+    """One output of the mapped function, with its batch at ``out_dim``."""
+    if out_dim is None:
+        if isinstance(output, torch.Tensor) and substrate.level_of(output) == level:
+            raise OutputError(
+                f"vmap({name_of(func)}): {path} differs between samples and cannot have out_dim "
+                f"None. Say with an int where its batch dim goes."
+            )
+        return output
+    if not isinstance(output, torch.Tensor):
+        raise OutputError(
+            f"vmap({name_of(func)}): {path} is {describe(output)}, but a mapped function returns "
+            f"tensors. Give that output out_dim None to pass it through."
+        )
+    rank = output.dim() + 1
+    if not -rank <= out_dim < rank:
+        raise ArgumentError(
+            f"vmap({name_of(func)}): {path} has {rank} dims with its batch, so out_dim must lie in "
+            f"[{-rank}, {rank}), got {out_dim}."
+        )
+    return substrate.remove_batch_dim(output, level, size, out_dim)
+
+
+def run_mapped(
+    func: Callable[..., Any],
+    batch: Batch,
+    out_dims: Any,
+    randomness: str,
+    kwargs: dict[str, Any],
+) -> Any:
+    """``func`` on one batch."""
+    mapped: list[Any] = []
+    try:
+        with vmap_level(batch.size, randomness) as level:
+            add = substrate.add_batch_dim
+            mapped = [x if d is None else add(x, d, level) for x, d in zip(batch.flat, batch.dims)]
+            output = func(*batch.spec.unflatten(mapped), **kwargs)
+            if isinstance(output, torch.Tensor) and isinstance(out_dims, int):
+                return unbatch(func, output, out_dims, level, batch.size, "the output")
+            flat, spec = flatten(output)
+            dims = read_out_dims(func, out_dims, output, spec)
+            return spec.unflatten(
+                [
+                    unbatch(func, leaf, dim, level, batch.size, f"output {i}")
+                    for i, (leaf, dim) in enumerate(zip(flat, dims))
+                ]
+            )
+    except RuntimeError as error:
+        explain(error, "vmap", func)
+        raise
+    finally:
+        for tensor, dim in zip(mapped, batch.dims):
+            if dim is not None:
+                substrate.retire_batched(tensor)
+
+
+def run_chunks(
+    func: Callable[..., Any],
+    batch: Batch,
+    out_dims: Any,
+    randomness: str,
+    chunk_size: int,
+    kwargs: dict[str, Any],
+) -> Any:
+    """``func`` on pieces of the batch in turn, the outputs joined."""
+    state = torch.get_rng_state() if randomness == "same" else None
+    flats, output, spec = [], None, None
+    for start in range(0, batch.size, chunk_size):
+        size = min(chunk_size, batch.size - start)
+        flat = [
+            x if d is None else x.narrow(d, start, size) for x, d in zip(batch.flat, batch.dims)
+        ]
+        if state is not None:
+            torch.set_rng_state(state)
+        piece = batch._replace(flat=flat, size=size)
+        output = run_mapped(func, piece, out_dims, randomness, kwargs)
+        leaves_, spec = flatten(output)
+        flats.append(leaves_)
+    assert spec is not None
+    dims = read_out_dims(func, out_dims, output, spec)
+    joined = [
+        pieces[0] if dim is None else torch.cat(pieces, dim)
+        for pieces, dim in zip(zip(*flats), dims)
+    ]
+    return spec.unflatten(joined)
+
+
+def vmap(
+    func: Callable[..., Any],
+    in_dims: Any = 0,
+    out_dims: Any = 0,
+    randomness: str = "error",
+    *,
+    chunk_size: int | None = None,
+) -> Callable[..., Any]:
+    """The function that applies ``func`` to every sample of a batch at once.
+
+    Args:
+        func: takes and returns pytrees of tensors without the batch dim.
+        in_dims: the dim of each positional argument that holds the batch: an int for all, or a
+            tuple with an entry for each argument, an int, None (shared by all samples) or a pytree
+            of those. Negative dims count from the end.
+        out_dims: where the batch dim goes in each output: an int, None (an output that is the same
+            for all samples, passed through), or a pytree of those like the output.
+        randomness: random operations in ``func`` are an ``"error"``, draw the ``"same"`` number for
+            every sample, or a ``"different"`` one.
+        chunk_size: process at most this many samples at a time, to bound memory.
+
+    Returns:
+        A function of the same arguments with a batch dim. Keyword arguments are passed on whole.
+
+    Raises:
+        ArgumentError: an ``in_dims`` entry is out of range or names something that is not a
+            tensor, or the batch sizes differ.
+        StructureError: ``in_dims`` or ``out_dims`` does not match what it describes.
+        OutputError: an output is not a tensor, or has ``out_dim`` None and differs between samples.
+
+    Example:
+        >>> import torch, fxforms
+        >>> x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        >>> fxforms.vmap(torch.dot)(x, x)
+        tensor([ 5., 25.])
+        >>> fxforms.vmap(torch.dot, in_dims=(1, None))(x, x[0])
+        tensor([ 7., 10.])
+    """
+    check_randomness(func, randomness)
+    if chunk_size is not None and chunk_size <= 0:
+        raise ArgumentError(
+            f"vmap({name_of(func)}, chunk_size={chunk_size}): chunk_size must be positive."
+        )
+    check_out_dims(func, out_dims)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        batch = read_batch(func, in_dims, args)
+        if chunk_size is None or chunk_size >= batch.size:
+            return run_mapped(func, batch, out_dims, randomness, kwargs)
+        return run_chunks(func, batch, out_dims, randomness, chunk_size, kwargs)
+
+    return transformed(func, run)
