@@ -154,6 +154,14 @@ def vary_values(tensor: Tensor, member: int) -> Tensor:
     return tensor.flatten().roll(member).view(tensor.shape)
 
 
+def roll_values(tensor: Tensor, member: int) -> Tensor:
+    """As :func:`vary_values` for operations that look at the order of values, such as a sort.
+
+    All values are rolled, so that the members differ in more than their scale.
+    """
+    return tensor.flatten().roll(member).view(tensor.shape)
+
+
 def _no_errors(device: torch.device, dtype: torch.dtype) -> Iterable[ErrorInput]:
     """The error inputs of an entry that has none."""
     return ()
@@ -205,7 +213,8 @@ class OpInfo:
             straight-through estimator. It needs a ``reference`` with the designed derivative.
         random: the op draws random numbers. Each call is made with the same seed, and ``vmap``
             runs with ``randomness="same"``.
-        vary: ``(tensor, member) -> tensor``, how to make members of a batch differ.
+        vary: ``(tensor, member) -> tensor``, how to make the members of a batch differ. Use
+            :func:`roll_values` where only the order of values tells, as in a sort.
         tolerances: by dtype, over :data:`TOLERANCES`.
         skips: tests not to run.
         expected_failures: tests that must fail; one that passes is reported as a failure.

@@ -32,6 +32,8 @@ from opinfo_db.core import OpInfo, Waiver
 SHARDS = 16
 #: What a generated test records, and the summary of the plugin adds up.
 ASSERTIONS = "opinfo_db_assertions"
+# torch's own warning, at the first torch.func.jvp of a process: not about the code under test.
+_TORCH_WARNING = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 
 
 def generate_tests(
@@ -181,7 +183,7 @@ def _covers(waiver: Waiver, case: Case) -> bool:
 def _marks(check: Check, case: Case, quick: bool) -> list[pytest.MarkDecorator]:
     """The marks of one test."""
     shard = zlib.crc32(f"{check.name}[{case.id}]".encode()) % SHARDS
-    marks = [pytest.mark.full, pytest.mark.shard(index=shard)]
+    marks = [pytest.mark.full, pytest.mark.shard(index=shard), _TORCH_WARNING]
     if quick:
         marks.append(pytest.mark.quick)
     for waiver in case.entry.skips:

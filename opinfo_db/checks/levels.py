@@ -77,8 +77,8 @@ def _raises(use: Use, fun: Fun, inputs: Tensors) -> bool:
 
 def run(case: Case, transforms: Transforms) -> CheckResult:
     """Compare the state before and after each use, and after one that raises."""
-    posed, tally = problem(case), Tally(case.entry)
     before = state()
+    posed, tally = problem(case), Tally(case.entry)
     for name, use in uses(posed, transforms).items():
         use(posed.op, posed.inputs)
         _same(tally, f"after {name}", before)
