@@ -143,13 +143,18 @@ class Waiver:
         )
 
 
+def is_inexact(dtype: torch.dtype) -> bool:
+    """True if values of ``dtype`` can be differentiated: floating or complex."""
+    return dtype.is_floating_point or dtype.is_complex
+
+
 def vary_values(tensor: Tensor, member: int) -> Tensor:
     """The ``member``-th variant of ``tensor``, to make a batch whose members differ.
 
     Floating and complex values shrink by 2 % a member, so that they stay in the domain of most
     operations; other values are rolled, so that indices stay valid. Member 0 is ``tensor``.
     """
-    if tensor.is_floating_point() or tensor.is_complex():
+    if is_inexact(tensor.dtype):
         return tensor * (1 - 0.02 * member)
     return tensor.flatten().roll(member).view(tensor.shape)
 
@@ -157,9 +162,10 @@ def vary_values(tensor: Tensor, member: int) -> Tensor:
 def roll_values(tensor: Tensor, member: int) -> Tensor:
     """As :func:`vary_values` for operations that look at the order of values, such as a sort.
 
-    All values are rolled, so that the members differ in more than their scale.
+    All values are rolled, and then they shrink as there, so that no two of them become equal.
     """
-    return tensor.flatten().roll(member).view(tensor.shape)
+    rolled = tensor.flatten().roll(member).view(tensor.shape)
+    return vary_values(rolled, member) if is_inexact(tensor.dtype) else rolled
 
 
 def _no_errors(device: torch.device, dtype: torch.dtype) -> Iterable[ErrorInput]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from opinfo_db.checks.contract import CheckFailure, CheckResult, Difference
-from opinfo_db.core import OpInfo
+from opinfo_db.core import OpInfo, is_inexact
 
 
 def _wide(value: Tensor) -> Tensor:
@@ -29,14 +29,13 @@ def largest_difference(actual: Tensor, expected: Tensor) -> float:
     """The largest absolute difference; equal infinities and NaN in one place do not differ."""
     if actual.numel() == 0:
         return 0.0
-    if not actual.dtype.is_floating_point and not actual.is_complex():
-        different = actual != expected
-        if not bool(different.any()):
-            return 0.0
     a, e = _wide(actual), _wide(expected)
     same = (a == e) | (a.isnan() & e.isnan())
     gap = torch.where(same, torch.zeros_like(a), a - e).abs()
-    return float(gap.nan_to_num(nan=math.inf, posinf=math.inf).max())
+    amount = float(gap.nan_to_num(nan=math.inf, posinf=math.inf).max())
+    # Large integers can differ by less than a double can tell.
+    unequal = not is_inexact(actual.dtype) and not torch.equal(actual, expected)
+    return max(amount, 1.0) if unequal else amount
 
 
 def inner(x: Tensor, y: Tensor) -> float:
@@ -121,7 +120,7 @@ def show(value: Tensor) -> str:
     if value.numel() > _MOST_SHOWN:
         return f"a tensor of shape {tuple(value.shape)}"
     value = value.detach().cpu()
-    if value.is_floating_point() or value.is_complex():
+    if is_inexact(value.dtype):
         value = _wide(value)
     text = np.array2string(value.resolve_conj().resolve_neg().numpy(), threshold=12, edgeitems=2)
     return " ".join(text.split())

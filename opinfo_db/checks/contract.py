@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fxforms._tree import leaves
 from opinfo_db.checks.transforms import Transforms
-from opinfo_db.core import DERIVATIVES, Capability, ErrorInput, OpInfo, SampleInput
+from opinfo_db.core import DERIVATIVES, Capability, ErrorInput, OpInfo, SampleInput, is_inexact
 
 #: One entry a tensor of the sample, in the order of its leaves.
 InDims: TypeAlias = tuple[int | None, ...]
@@ -189,8 +189,7 @@ def tensors_of(sample: SampleInput) -> tuple[Tensor, ...]:
 
 def samples_of(entry: OpInfo, dtype: torch.dtype, device: torch.device) -> Iterator[SampleInput]:
     """The samples of an entry; what can be differentiated requires grad."""
-    inexact = dtype.is_floating_point or dtype.is_complex
-    differentiable = inexact and bool(entry.supports & DERIVATIVES)
+    differentiable = is_inexact(dtype) and bool(entry.supports & DERIVATIVES)
     for index, sample in enumerate(entry.sample_inputs(device, dtype, differentiable)):
         yield replace(sample, name=sample.name or f"sample{index}")
 
@@ -206,8 +205,7 @@ def _all_samples(
 
 def capable(check: Check, entry: OpInfo, dtype: torch.dtype) -> bool:
     """True if ``entry`` in ``dtype`` has what ``check`` needs."""
-    inexact = dtype.is_floating_point or dtype.is_complex
-    able = check.needs <= entry.supports and (inexact or not check.differentiates)
+    able = check.needs <= entry.supports and (is_inexact(dtype) or not check.differentiates)
     return able and check.applies(entry, dtype)
 
 

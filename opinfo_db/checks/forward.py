@@ -12,6 +12,7 @@ from opinfo_db.checks.compare import Tally
 from opinfo_db.checks.contract import Case, Check, CheckResult, oracle
 from opinfo_db.checks.flat import Problem, Tensors, problem, tensor_leaves, tracked
 from opinfo_db.checks.transforms import Transforms
+from opinfo_db.core import is_inexact
 
 
 def compare_trees(tally: Tally, where: str, actual: Any, expected: Any) -> None:
@@ -32,8 +33,7 @@ def contiguous(tensor: Tensor) -> Tensor:
 
 def spread(tensor: Tensor) -> Tensor:
     """A copy with twice the strides; what lies between its elements is NaN, or zero."""
-    inexact = tensor.is_floating_point() or tensor.is_complex()
-    gap = torch.full_like(tensor, torch.nan) if inexact else torch.zeros_like(tensor)
+    gap = torch.full_like(tensor, torch.nan if is_inexact(tensor.dtype) else 0)
     return torch.stack((tensor, gap), -1).select(-1, 0)
 
 

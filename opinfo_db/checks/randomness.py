@@ -12,14 +12,14 @@ from opinfo_db.checks.compare import Tally
 from opinfo_db.checks.contract import Case, Check, CheckFailure, CheckResult, InDims, oracle
 from opinfo_db.checks.flat import Problem, Tensors, problem
 from opinfo_db.checks.transforms import Transforms
-from opinfo_db.core import Capability
+from opinfo_db.core import Capability, is_inexact
 
 _SIZE = 3
 
 
 def _noisy_place(tensors: tuple[Tensor, ...]) -> int | None:
     """The first tensor that noise can be put on."""
-    inexact = (i for i, x in enumerate(tensors) if x.is_floating_point() or x.is_complex())
+    inexact = (i for i, x in enumerate(tensors) if is_inexact(x.dtype))
     return next((i for i in inexact if tensors[i].numel()), None)
 
 
