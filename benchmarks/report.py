@@ -1,0 +1,120 @@
+"""Results as tables to read and as JSON to keep."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from benchmarks.growth import Growth
+from benchmarks.memory import Gain
+from benchmarks.timing import Timing
+from benchmarks.workload import Result, Workload
+
+WORDS = {True: "[green]yes[/]", False: "[red]no[/]", None: ""}
+
+
+def caption(machine: Mapping[str, str]) -> str:
+    """The machine in one line."""
+    return ", ".join(f"{key} {value}" for key, value in machine.items())
+
+
+def timing_tables(results: Sequence[Result]) -> list[Table]:
+    """One table a family."""
+    families = dict.fromkeys(result.workload.family for result in results)
+    return [
+        timing_table(family, [result for result in results if result.workload.family == family])
+        for family in families
+    ]
+
+
+def timing_table(family: str, results: Sequence[Result]) -> Table:
+    """Microseconds of each side, the ratio with its quartiles, the bound, and whether reached."""
+    labels = list(dict.fromkeys(label for result in results for label in result.workload.sides))
+    narrow = [label.replace(".", ".\n") for label in labels]
+    table = headed(family, "µs a call", *narrow, "ratio", "quartiles", "bound", "reached")
+    for result in results:
+        table.add_row(result.workload.name, *timing_cells(result, labels))
+    return table
+
+
+def timing_cells(result: Result, labels: Sequence[str]) -> list[str]:
+    """The row of a result after its name; empty where it failed, as `failures` gives the reason."""
+    timing, quartiles = result.timing, result.ratio_quartiles
+    if timing is None or quartiles is None:
+        return ["[red]failed[/]"]
+    bound = result.workload.bound
+    return [
+        *(microseconds(timing, label) for label in labels),
+        f"{result.ratio:.3f}",
+        f"{quartiles[0]:.3f}-{quartiles[1]:.3f}",
+        "" if bound is None else f"{bound:.2f}",
+        WORDS[result.reached],
+    ]
+
+
+def microseconds(timing: Timing, label: str) -> str:
+    """The median of a side, empty for a side this workload does not have."""
+    return f"{timing.median(label) * 1e6:.1f}" if label in timing.seconds else ""
+
+
+def failures(results: Sequence[Result]) -> list[str]:
+    """The reason of each workload that was not timed."""
+    return [f"{result.workload.title} failed: {result.error}" for result in results if result.error]
+
+
+def summary(results: Sequence[Result]) -> str:
+    """How many bounds were reached."""
+    reached = [result.reached for result in results if result.workload.bound is not None]
+    return f"{reached.count(True)} of {len(reached)} bounds reached"
+
+
+def headed(title: str, first: str, *others: str) -> Table:
+    """An empty table: a column of names, then columns of numbers."""
+    table = Table(
+        title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+    )
+    table.add_column(first, no_wrap=True)
+    for heading in others:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def growth_tables(found: Sequence[Growth]) -> list[Table]:
+    """The line through each series; no table where there is no series."""
+    table = headed(
+        "Growth along a series", "series", "side", "µs a step", "worst point off the line"
+    )
+    for growth in found:
+        slope = f"{growth.seconds_per_step * 1e6:.2f}"
+        table.add_row(growth.family, growth.label, slope, f"{growth.worst_deviation:.0%}")
+    return [table] if found else []
+
+
+def memory_tables(gains: Sequence[tuple[Workload, str, Gain]]) -> list[Table]:
+    """What each side of each workload left behind, one table a family."""
+    tables: dict[str, Table] = {}
+    for workload, label, gain in gains:
+        family = workload.family
+        if family not in tables:
+            tables[family] = headed(family, "left", "side", "tensors", "objects", "resident KiB")
+        numbers = (gain.tensors, gain.objects, gain.resident_bytes // 1024)
+        tables[family].add_row(workload.name, label, *map(str, numbers))
+    return list(tables.values())
+
+
+def result_record(result: Result) -> dict[str, Any]:
+    """A result as plain data."""
+    workload, timing = result.workload, result.timing
+    seconds = {} if timing is None else {label: timing.median(label) for label in timing.seconds}
+    return {
+        "family": workload.family,
+        "name": workload.name,
+        "seconds": seconds,
+        "calls": None if timing is None else timing.calls,
+        "ratio": result.ratio,
+        "ratio_quartiles": result.ratio_quartiles,
+        "bound": workload.bound,
+        "reached": result.reached,
+        "error": result.error,
+    }
