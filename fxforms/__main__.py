@@ -6,6 +6,8 @@ import argparse
 import sys
 from collections.abc import Callable
 
+import torch
+
 from fxforms import demo, info
 
 
@@ -47,6 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.command == "info":
         print(info.report())
         return 0
+    torch.set_num_threads(1)  # the steps are small: threads would mostly wait for each other
     try:
         result = demo.run(args.epochs, args.batch_size, args.seed)
     except demo.MissingExtraError as error:
