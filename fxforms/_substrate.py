@@ -107,14 +107,11 @@ read_saved_tensors: Any = _FunctionBase.saved_tensors.__get__  # type: ignore[at
 
 __all__ = ["BackwardCFunction", "FunctionMeta"]
 
+set_batched_level = _functorch._maybe_unsafe_set_level
+
 # A level that a tensor of an ended vmap is moved to, so that torch refuses it instead of taking
 # it for a tensor of the next vmap, which gets the same level number.
-_ESCAPED_LEVEL = 1 << 20
-
-
-def retire_batched(tensor: torch.Tensor) -> None:
-    """Make later use of ``tensor``, batched at a level that has ended, an error."""
-    _functorch._maybe_unsafe_set_level(tensor, _ESCAPED_LEVEL)
+ESCAPED_LEVEL = 1 << 20
 
 
 def make_leaf(tensor: torch.Tensor, level: int) -> torch.Tensor:

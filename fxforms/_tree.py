@@ -22,6 +22,7 @@ from fxforms.errors import StructureError
 __all__ = ["PyTreeSpec"]
 
 _ATOMS = frozenset({torch.Tensor, torch.nn.Parameter, int, float, complex, bool, str, type(None)})
+_LEAF = optree.treespec_leaf(none_is_leaf=True, namespace="torch")
 _mirrored: set[type] = set()
 _seen = 0
 
@@ -54,6 +55,8 @@ def _sync() -> None:
 
 def flatten(tree: Any) -> tuple[list[Any], PyTreeSpec]:
     """The leaves of ``tree`` and its structure."""
+    if type(tree) in _ATOMS:
+        return [tree], _LEAF
     if len(SUPPORTED_NODES) != _seen:
         _sync()
     return optree.tree_flatten(tree, none_is_leaf=True, namespace="torch")

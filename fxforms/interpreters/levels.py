@@ -20,28 +20,10 @@ import torch
 from fxforms import _substrate as substrate
 
 
-class _Level:
-    """A level as a context manager; entering gives its number."""
+class grad_level:
+    """A reverse-mode level, with recording and ``requires_grad_`` on; entering gives its number."""
 
     __slots__ = ("_saved",)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.leave()
-
-    def leave(self) -> None:
-        """Pop the level and restore the modes."""
-        raise NotImplementedError
-
-
-class grad_level(_Level):
-    """A reverse-mode level, with recording and ``requires_grad_`` on."""
-
-    __slots__ = ()
 
     def __enter__(self) -> int:
         self._saved = torch.is_grad_enabled(), substrate.requires_grad_allowed()
@@ -50,16 +32,21 @@ class grad_level(_Level):
         substrate.set_requires_grad_allowed(True)
         return level
 
-    def leave(self) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         substrate.exit_grad()
         substrate.set_grad_enabled(self._saved[0])
         substrate.set_requires_grad_allowed(self._saved[1])
 
 
-class jvp_level(_Level):
-    """A forward-mode level, with forward-mode differentiation on."""
+class jvp_level:
+    """A forward-mode level, with forward-mode differentiation on; entering gives its number."""
 
-    __slots__ = ()
+    __slots__ = ("_saved",)
 
     def __enter__(self) -> int:
         self._saved = substrate.forward_grad_enabled(), substrate.requires_grad_allowed()
@@ -68,14 +55,19 @@ class jvp_level(_Level):
         substrate.set_requires_grad_allowed(True)
         return level
 
-    def leave(self) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         substrate.exit_jvp()
         substrate.set_forward_grad_enabled(self._saved[0])
         substrate.set_requires_grad_allowed(self._saved[1])
 
 
-class vmap_level(_Level):
-    """A vectorising level of ``batch_size`` samples."""
+class vmap_level:
+    """A vectorising level of ``batch_size`` samples; entering gives its number."""
 
     __slots__ = ("_batch_size", "_randomness")
 
@@ -87,5 +79,10 @@ class vmap_level(_Level):
         substrate.load_vmap_decompositions()
         return substrate.enter_vmap(self._batch_size, self._randomness)
 
-    def leave(self) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         substrate.exit_vmap()

@@ -59,6 +59,24 @@ class Interpreter(ABC):
         return Lowered()
 
 
+class below_all_levels:
+    """A context without any level, for making constants: an op costs what it costs in plain torch."""
+
+    __slots__ = ("_layers",)
+
+    def __enter__(self) -> None:
+        self._layers = [substrate.pop_level() for _ in range(substrate.level_depth())]
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for layer in reversed(self._layers):
+            substrate.push_level(layer)
+
+
 class Lowered:
     """Pops the top level, and pushes it again on exit, with the grad modes as they were.
 

@@ -9,7 +9,7 @@ import torch
 
 from fxforms import _substrate as substrate
 from fxforms.errors import OutputError, describe, name_of
-from fxforms.interpreters import grad_level
+from fxforms.interpreters import below_all_levels, grad_level
 from fxforms.transforms._arguments import Argnums, Leaves, split_aux, unwrap_all, wrap_all
 from fxforms.transforms._backward import backward
 from fxforms.transforms._wrapper import explain, transformed
@@ -48,7 +48,8 @@ def evaluate(
             value = substrate.unwrap_for_grad(output, level)
             if has_aux:
                 aux = unwrap_all(aux, level)
-        cotangent = torch.ones_like(value)
+        with below_all_levels():
+            cotangent = torch.ones((), dtype=value.dtype, device=value.device)
         gradients = backward([output], [cotangent], leaves.tensors, False, torch.is_grad_enabled())
     except RuntimeError as error:
         explain(error, "grad", func)

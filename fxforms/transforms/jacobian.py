@@ -10,7 +10,7 @@ import torch
 from fxforms import _substrate as substrate
 from fxforms._tree import PyTreeSpec, flatten, map_tensors
 from fxforms.errors import ArgumentError, name_of
-from fxforms.interpreters import vmap_level
+from fxforms.interpreters import below_all_levels, vmap_level
 from fxforms.transforms._arguments import Argnums, check_inputs, select
 from fxforms.transforms._wrapper import transformed
 from fxforms.transforms.jvp import push
@@ -32,15 +32,16 @@ def check_real(
 
 def basis(tensors: Sequence[torch.Tensor], start: int, stop: int) -> list[torch.Tensor]:
     """Rows ``start`` to ``stop`` of the standard basis of all ``tensors``, split by tensor."""
-    parts, offset = [], 0
-    for tensor in tensors:
-        size = tensor.numel()
-        part = torch.zeros(stop - start, size, dtype=tensor.dtype, device=tensor.device)
-        low, high = max(start, offset), min(stop, offset + size)
-        if low < high:
-            part[low - start : high - start, low - offset : high - offset].fill_diagonal_(1)
-        parts.append(part.view(stop - start, *tensor.shape))
-        offset += size
+    with below_all_levels():
+        parts, offset = [], 0
+        for tensor in tensors:
+            size = tensor.numel()
+            part = torch.zeros(stop - start, size, dtype=tensor.dtype, device=tensor.device)
+            low, high = max(start, offset), min(stop, offset + size)
+            if low < high:
+                part[low - start : high - start, low - offset : high - offset].fill_diagonal_(1)
+            parts.append(part.view(stop - start, *tensor.shape))
+            offset += size
     return parts
 
 
@@ -51,13 +52,17 @@ def chunks(total: int, chunk_size: int | None) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, total)
 
 
-def pull_rows(pullback: Pullback, rows: list[torch.Tensor], mapped: bool) -> list[torch.Tensor]:
-    """The gradients at each row of cotangents; one call a row if not ``mapped``."""
+def pull_rows(pullback: Pullback, rows: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The gradients at each row of cotangents.
+
+    A single row goes without a vmap level: a batch of one would turn each product with a matrix
+    into a batched one.
+    """
     create_graph = torch.is_grad_enabled()
-    if not mapped:
+    size = rows[0].shape[0]
+    if size == 1:
         gradients = pullback.flat([row[0] for row in rows], True, create_graph)
         return [g.unsqueeze(0) for g in gradients]
-    size = rows[0].shape[0]
     with vmap_level(size, "error") as level:
         batched = [substrate.add_batch_dim(row, 0, level) for row in rows]
         gradients = pullback.flat(batched, True, create_graph)
@@ -106,20 +111,27 @@ def jacrev(
 
     def run(*args: Any) -> Any:
         output, pullback, aux = pull(func, args, argnums, has_aux, "jacrev")
-        outputs, spec = flatten(output)
-        inputs = pullback.leaves.tensors
-        check_real(inputs, "the inputs", "jacrev", func)
-        check_real(outputs, "the outputs", "jacrev", func)
-        sizes = [out.numel() for out in outputs]
-        pieces = [
-            pull_rows(pullback, basis(outputs, start, stop), mapped=chunk_size != 1)
-            for start, stop in chunks(sum(sizes), chunk_size)
-        ]
-        jacobian = split_rows(pieces, outputs, sizes, inputs)
-        built = spec.unflatten([pullback.leaves.rebuild(blocks) for blocks in jacobian])
-        return (built, aux) if has_aux else built
+        jacobian = pull_jacobian(func, output, pullback, chunk_size)
+        return (jacobian, aux) if has_aux else jacobian
 
     return transformed(func, run)
+
+
+def pull_jacobian(
+    func: Callable[..., Any], output: Any, pullback: Pullback, chunk_size: int | None
+) -> Any:
+    """The Jacobian, in the structure of ``output``, from the pullback there."""
+    outputs, spec = flatten(output)
+    inputs = pullback.leaves.tensors
+    check_real(inputs, "the inputs", "jacrev", func)
+    check_real(outputs, "the outputs", "jacrev", func)
+    sizes = [out.numel() for out in outputs]
+    pieces = [
+        pull_rows(pullback, basis(outputs, start, stop))
+        for start, stop in chunks(sum(sizes), chunk_size)
+    ]
+    blocks = split_rows(pieces, outputs, sizes, inputs)
+    return spec.unflatten([pullback.leaves.rebuild(row) for row in blocks])
 
 
 def split_rows(
@@ -228,7 +240,11 @@ def push_columns(
 
 
 def hessian(func: Callable[..., Any], argnums: Argnums = 0) -> Callable[..., Any]:
-    """The function that computes the Hessian of ``func``, forward over reverse.
+    """The function that computes the Hessian of ``func``.
+
+    Reverse over reverse where the output is a single number, which is the cheapest there. Forward
+    over reverse otherwise, where it saves a factor of the output size; ``func`` then runs twice,
+    the first time to learn that size.
 
     Args:
         func: returns a pytree of real floating tensors, most often one scalar.
@@ -247,4 +263,14 @@ def hessian(func: Callable[..., Any], argnums: Argnums = 0) -> Callable[..., Any
         tensor([[ 6.,  0.],
                 [ 0., 12.]])
     """
-    return jacfwd(jacrev(func, argnums), argnums)
+    gradient = jacrev(func, argnums)
+    forward = jacfwd(gradient, argnums)
+
+    def run(*args: Any) -> Any:
+        first, pullback, _ = pull(gradient, args, argnums, False, "hessian")
+        rows = sum(x.numel() for x in flatten(first)[0])
+        if rows > sum(x.numel() for x in pullback.leaves.tensors):
+            return forward(*args)
+        return pull_jacobian(func, first, pullback, None)
+
+    return transformed(func, run)

@@ -22,7 +22,7 @@ class Batch(NamedTuple):
 
     flat: list[Any]
     dims: list[int | None]
-    spec: PyTreeSpec
+    spec: PyTreeSpec | None  # None: each argument is a leaf
     size: int
 
 
@@ -38,8 +38,12 @@ def read_batch(func: Callable[..., Any], in_dims: Any, args: tuple[Any, ...]) ->
             f"vmap({name_of(func)}): there is nothing to map over: no positional arguments. "
             f"Keyword arguments are passed on whole."
         )
-    flat, spec = flatten(args)
-    dims = broadcast_prefix(in_dims, spec, f"vmap({name_of(func)})", "in_dims")
+    spec: PyTreeSpec | None
+    if isinstance(in_dims, int) and all(map(is_atom, args)):
+        flat, spec, dims = list(args), None, [in_dims] * len(args)
+    else:
+        flat, spec = flatten(args)
+        dims = broadcast_prefix(in_dims, spec, f"vmap({name_of(func)})", "in_dims")
     sizes = []
     for index, (leaf, dim) in enumerate(zip(flat, dims)):
         if dim is None:
@@ -169,7 +173,8 @@ def run_mapped(
         with vmap_level(batch.size, randomness) as level:
             add = substrate.add_batch_dim
             mapped = [x if d is None else add(x, d, level) for x, d in zip(batch.flat, batch.dims)]
-            output = func(*batch.spec.unflatten(mapped), **kwargs)
+            args = mapped if batch.spec is None else batch.spec.unflatten(mapped)
+            output = func(*args, **kwargs)
             if isinstance(output, torch.Tensor) and isinstance(out_dims, int):
                 return unbatch(func, output, out_dims, level, batch.size, "the output")
             flat, spec = flatten(output)
@@ -186,7 +191,7 @@ def run_mapped(
     finally:
         for tensor, dim in zip(mapped, batch.dims):
             if dim is not None:
-                substrate.retire_batched(tensor)
+                substrate.set_batched_level(tensor, substrate.ESCAPED_LEVEL)
 
 
 def run_chunks(
