@@ -15,7 +15,7 @@ from opinfo_db.core import OpInfo, is_inexact
 
 def _wide(value: Tensor) -> Tensor:
     """``value`` in a dtype in which its differences are exact enough."""
-    return value.to(torch.complex128 if value.is_complex() else torch.float64)
+    return value.detach().to(torch.complex128 if value.is_complex() else torch.float64)
 
 
 def largest(value: Tensor) -> float:

@@ -12,11 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
-from torch import Tensor
-
-from opinfo_db.checks import differences, in_dims, oracle, tested
-from opinfo_db.checks.compare import Tally, inner, inner_size
+from opinfo_db.checks import in_dims, oracle, tested
+from opinfo_db.checks.compare import Tally
 from opinfo_db.checks.contract import Case, Check, CheckResult, InDims
 from opinfo_db.checks.contract import oracle as running_oracle
 from opinfo_db.checks.differences import Step
@@ -29,13 +26,12 @@ from opinfo_db.checks.flat import (
     random_like,
     require_derivatives,
 )
+from opinfo_db.checks.projections import compare_projections
 from opinfo_db.checks.transforms import Transforms
 from opinfo_db.core import Capability
 
 #: Batch sizes from the innermost ``vmap`` outwards; they differ, so that mixed-up dims show.
 _SIZES = (3, 2)
-DOUBLE = (torch.float64, torch.complex128)
-_PROJECTIONS = 2
 _PAIRS = {
     ("vjp",): Capability.BACKWARD,
     ("jvp",): Capability.JVP,
@@ -127,41 +123,8 @@ def compare(built: Built, where: str) -> CheckResult:
         expected = oracle.detached(lambda: built.oracle.call(*built.inputs))
     actual = oracle.detached(lambda: built.tested.call(*built.inputs))
     tally.all_equal(where, actual, expected)
-    if can_difference(built):
-        for _ in range(_PROJECTIONS):
-            _compare_projection(tally, built, where, actual)
+    compare_projections(tally, built.problem, built.steps, built.inputs, actual)
     return tally.result()
-
-
-def can_difference(built: Built) -> bool:
-    """True if there is a derivative and finite differences can see it: in double precision."""
-    fun, entry = built.oracle, built.problem.entry
-    double = all(built.inputs[i].dtype in DOUBLE for i in fun.diff_in)
-    return entry.finite_differences and double and differences.order(built.steps) > 0
-
-
-def _compare_projection(tally: Tally, built: Built, where: str, actual: Tensors) -> None:
-    """Compare the newest outputs with finite differences, in one random direction."""
-    newest = _newest(built)
-    weights: list[Tensor | None] = [None] * len(actual)
-    for place, weight in zip(newest, random_like(pick(actual, newest)), strict=True):
-        weights[place] = weight
-    # The op itself, not the reference: this is the one oracle that no derivative rule enters.
-    with running_oracle("finite differences"):
-        expected = differences.projection(
-            built.steps, built.problem.op, built.inputs, tuple(weights)
-        )
-    pairs = [(w, y) for w, y in zip(weights, actual, strict=True) if w is not None]
-    size = 1 + sum(inner_size(w, y) for w, y in pairs)
-    limit = differences.LIMITS[differences.order(built.steps)] * size
-    projected = sum(inner(w, y) for w, y in pairs)
-    tally.near(f"{where} by finite differences", projected, expected, limit)
-
-
-def _newest(built: Built) -> range:
-    """The outputs that the outermost derivative added."""
-    step = next(step for step in built.steps if step.kind != "vmap")
-    return range(step.fun.n_out, built.oracle.n_out)
 
 
 def composition(kinds: tuple[str, ...], description: str) -> Check:

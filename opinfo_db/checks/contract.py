@@ -8,6 +8,7 @@ and one that compared nothing is an error as well, never a pass.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -47,7 +48,8 @@ class Difference:
         """The difference in units of what is allowed; more than 1 is a failure."""
         if self.amount == 0:
             return 0.0
-        return self.amount / self.limit if self.limit else float("inf")
+        exact = self.limit == 0 or math.isinf(self.amount)
+        return math.inf if exact else self.amount / self.limit
 
 
 @dataclass(frozen=True, slots=True, eq=False)

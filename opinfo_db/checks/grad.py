@@ -7,9 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from opinfo_db.checks import differences
-from opinfo_db.checks.compare import Tally, inner, inner_size
-from opinfo_db.checks.compositions import DOUBLE
+from opinfo_db.checks.compare import Tally
 from opinfo_db.checks.contract import Case, Check, CheckResult, oracle
 from opinfo_db.checks.differences import Step
 from opinfo_db.checks.flat import (
@@ -23,6 +21,7 @@ from opinfo_db.checks.flat import (
     tracked,
 )
 from opinfo_db.checks.oracle import detached, pullback
+from opinfo_db.checks.projections import compare_projections
 from opinfo_db.checks.tested import split_outputs
 from opinfo_db.checks.transforms import Transforms
 from opinfo_db.core import Capability
@@ -67,24 +66,9 @@ def run(case: Case, transforms: Transforms) -> CheckResult:
     for argnum in everything:
         one, _ = transforms.grad(scalar, argnums=argnum, has_aux=True)(*primals)
         tally.equal(f"grad(argnums={argnum})", one, expected[argnum])
-    if case.entry.finite_differences and all(x.dtype in DOUBLE for x in primals):
-        _compare_differences(tally, posed, weights, grads)
+    steps, given = [Step("vjp", posed.plain)], (*posed.inputs, *weights)
+    compare_projections(tally, posed, steps, given, (*outputs, *grads))
     return tally.result()
-
-
-def _compare_differences(tally: Tally, posed: Problem, weights: Tensors, grads: Tensors) -> None:
-    """Compare ``grads`` with finite differences along one random direction."""
-    direction = random_like(grads)
-    steps = [Step("vjp", posed.op)]
-    none = (None,) * posed.op.n_out
-    with oracle("finite differences"):
-        expected = differences.projection(
-            steps, posed.op, (*posed.inputs, *weights), (*none, *direction)
-        )
-    pairs = list(zip(direction, grads, strict=True))
-    limit = differences.LIMITS[1] * (1 + sum(inner_size(d, g) for d, g in pairs))
-    actual = sum(inner(d, g) for d, g in pairs)
-    tally.near("grad by finite differences", actual, expected, limit)
 
 
 GRAD = Check(

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from opinfo_db.checks import oracle as plain
 from opinfo_db.checks.compare import Tally
-from opinfo_db.checks.compositions import DOUBLE
 from opinfo_db.checks.contract import Case, Check, CheckResult, oracle
 from opinfo_db.checks.flat import (
     Fun,
@@ -19,6 +18,7 @@ from opinfo_db.checks.flat import (
     require_derivatives,
 )
 from opinfo_db.checks.forward import contiguous
+from opinfo_db.checks.oracle import DOUBLE
 from opinfo_db.checks.tested import split_outputs
 from opinfo_db.checks.transforms import Transforms
 from opinfo_db.core import Capability, OpInfo

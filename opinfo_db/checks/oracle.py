@@ -14,13 +14,15 @@ from opinfo_db.checks.contract import InDims
 from opinfo_db.checks.flat import Fun, Tensors, pick, replaced
 from opinfo_db.checks.tested import jvp_shape, vjp_shape
 
-_WIDER = {
+#: The dtypes in which finite differences see enough digits, and which one for each other dtype.
+DOUBLE = (torch.float64, torch.complex128)
+WIDER = {
     torch.float16: torch.float64,
     torch.bfloat16: torch.float64,
     torch.float32: torch.float64,
     torch.complex64: torch.complex128,
 }
-_STEP = 1e-6
+_STEP = 1e-4  # truncation and rounding are then both about 1e-12
 
 
 def _variable(tensor: Tensor) -> Tensor:
@@ -63,25 +65,42 @@ def _pushforward_by_autograd(fun: Fun, inputs: Tensors, tangents: Tensors) -> Te
         primals = tuple(map(_variable, pick(inputs, fun.diff_in)))
         outputs = pick(fun.call(*replaced(inputs, fun.diff_in, primals)), fun.diff_out)
         cotangents = tuple(torch.ones_like(y).requires_grad_() for y in outputs)
-        return pullback(pullback(outputs, primals, cotangents), cotangents, tangents)
+        grads = pullback(outputs, primals, cotangents)
+        if not _depends(grads, cotangents):
+            raise RuntimeError("no gradient depends on a cotangent: once_differentiable, or zero")
+        return pullback(grads, cotangents, tangents)
 
 
-def _widened(tensor: Tensor) -> Tensor:
+def _depends(outputs: Tensors, inputs: Tensors) -> bool:
+    """True if autograd knows a path from one of ``inputs`` to one of ``outputs``.
+
+    A ``once_differentiable`` backward has none, and does not raise either.
+    """
+    linked = [y for y in outputs if y.requires_grad]
+    if not linked:
+        return False
+    ones = [torch.ones_like(y) for y in linked]
+    grads = torch.autograd.grad(linked, inputs, ones, retain_graph=True, allow_unused=True)
+    return any(g is not None for g in grads)
+
+
+def widened(tensor: Tensor) -> Tensor:
     """``tensor`` in double precision, if it is floating or complex."""
-    return tensor.to(_WIDER.get(tensor.dtype, tensor.dtype))
+    return tensor.to(WIDER.get(tensor.dtype, tensor.dtype))
 
 
 def _pushforward_by_differences(fun: Fun, inputs: Tensors, tangents: Tensors) -> Tensors:
-    """The output tangents, by a central difference in double precision."""
-    primals = [_widened(x) for x in pick(inputs, fun.diff_in)]
-    steps = [_STEP * _widened(t) for t in tangents]
-    wide = [_widened(x) for x in inputs]
+    """The output tangents, by a central difference of fourth order in double precision."""
+    primals = [widened(x) for x in pick(inputs, fun.diff_in)]
+    steps = [_STEP * widened(t) for t in tangents]
+    wide = [widened(x) for x in inputs]
 
-    def at(sign: int) -> Tensors:
-        moved = [x + sign * s for x, s in zip(primals, steps, strict=True)]
+    def at(times: int) -> Tensors:
+        moved = [x + times * s for x, s in zip(primals, steps, strict=True)]
         return pick(fun.call(*replaced(wide, fun.diff_in, moved)), fun.diff_out)
 
-    return tuple((up - down) / (2 * _STEP) for up, down in zip(at(1), at(-1), strict=True))
+    columns = zip(at(2), at(1), at(-1), at(-2), strict=True)
+    return tuple((8 * (b - c) - (a - d)) / (12 * _STEP) for a, b, c, d in columns)
 
 
 def jvp_of(fun: Fun, autograd: bool) -> Fun:

@@ -13,7 +13,7 @@ from torch.testing import make_tensor
 import fxforms
 from opinfo_db import ALL_CAPABILITIES, Capability, OpInfo, SampleInput
 from opinfo_db.checks import CHECKS
-from opinfo_db.checks.contract import Check, capable, cases, run_check
+from opinfo_db.checks.contract import Check, CheckFailure, capable, cases, run_check
 from opinfo_db.checks.transforms import FXFORMS, TORCH_FUNC, Transforms
 from opinfo_db.core import DERIVATIVES, roll_values
 
@@ -195,9 +195,20 @@ PLAIN_TORCH = [e for e in ENTRIES if not isinstance(e.op, type)]
 PAIRS = [(FXFORMS, e) for e in ENTRIES] + [(TORCH_FUNC, e) for e in PLAIN_TORCH]
 
 
+# torch.func.vmap with a negative out_dims on an output that is not batched reads past the sizes of
+# the tensor: it raises, or returns a shape of random numbers.
+TORCH_FAULT = ("out_dims", {"pytree", "unused_input", "linear_so_no_second_derivative"})
+
+
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
 @pytest.mark.parametrize(("transforms", "entry"), PAIRS, ids=lambda v: v.name)
-def test_all_checks_pass(transforms: Transforms, entry: OpInfo, check: Check) -> None:
+def test_all_checks_pass(
+    transforms: Transforms, entry: OpInfo, check: Check, request: pytest.FixtureRequest
+) -> None:
+    name, faulty = TORCH_FAULT
+    if transforms is TORCH_FUNC and check.name == name and entry.name in faulty:
+        mark = pytest.mark.xfail(raises=CheckFailure, reason="vmap(out_dims=-1) in torch.func")
+        request.applymarker(mark)
     done = 0
     for dtype in entry.dtypes:
         for case in cases(check, entry, dtype):

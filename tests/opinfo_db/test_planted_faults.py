@@ -59,6 +59,13 @@ def test_what_they_were_spoiled_from_passes(transforms: Transforms, oracle: Any)
     assert failures(entry, transforms) == {}
 
 
+def test_a_fault_is_caught_in_single_precision_alone() -> None:
+    (wrong,) = (planted for planted in FAULTS if planted.name == "WrongSecondDerivative")
+    entry = replace(wrong.entry(), dtypes=(torch.float32,))
+    assert set(failures(entry)) >= {"vjpvjp", "jvpvjp", "vmapvjpvjp"}
+    assert failures(replace(entry, op=Good)) == {}
+
+
 def test_there_are_enough_of_them() -> None:
     assert len(FAULTS) >= 15
     assert len({planted.name for planted in FAULTS}) == len(FAULTS)
