@@ -7,7 +7,6 @@ that moved here from ``torch.func`` keeps working.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -55,8 +54,7 @@ def name_of(func: Any) -> str:
     inner = getattr(func, "func", None)  # functools.partial
     if inner is not None and not hasattr(func, "__name__"):
         return f"partial({name_of(inner)})"
-    name = getattr(func, "__qualname__", None) or getattr(func, "__name__", None)
-    return str(name) if name else type(func).__name__
+    return str(getattr(func, "__name__", type(func).__name__))
 
 
 def describe(value: object) -> str:
@@ -68,17 +66,47 @@ def describe(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-# What the C++ levels say when a batched tensor outlives its vmap, and nothing else says.
-_ESCAPE_MARKS = ("may have escaped from inside a function", "batched == nullptr")
+class MutationError(FxformsError, RuntimeError):
+    """A transformed function changed in place a tensor that cannot carry the change."""
 
 
-def explain_escape(error: RuntimeError, api: str, func: Callable[..., Any]) -> None:
-    """Raise :class:`EscapedTensorError` if torch's ``error`` came from an escaped tensor."""
-    text = str(error)
-    if isinstance(error, FxformsError) or not any(mark in text for mark in _ESCAPE_MARKS):
+# NOTE [torch's messages]
+# Some faults only torch's C++ levels see. Their messages are known here by a fragment that no other
+# message holds, and are said again with the name of the function and the way out. A message that is
+# not known passes through as it is; tests/test_errors.py provokes each one.
+_GRADIENT = (
+    "The gradient of an input must have the shape of that input, or broadcast from it; return None "
+    "for an input that has no gradient."
+)
+_ESCAPE = (
+    "The function uses a tensor that was made inside a vmap which has ended. Such a tensor stands "
+    "for one sample and has no value outside. Return it from the mapped function (out_dims says "
+    "where its batch dim goes) instead of storing it."
+)
+_MUTATION = (
+    "A derivative cannot pass through a captured tensor. Give it to the function as an argument, or "
+    "clone it inside the function."
+)
+UNBATCHED = (
+    "Under vmap only a tensor that has the batch can be changed in place by one that has. A tensor "
+    "captured from outside, or made inside by a factory such as torch.zeros, has none: map over it, "
+    "or make it from a mapped tensor (x.new_zeros, x.clone)."
+)
+_KNOWN: tuple[tuple[str, type[FxformsError], str], ...] = (
+    ("may have escaped from inside a function", EscapedTensorError, _ESCAPE),
+    ("batched == nullptr", EscapedTensorError, _ESCAPE),
+    ("would mutate a captured Tensor", MutationError, _MUTATION),
+    ("is not possible because there exists a Tensor", MutationError, UNBATCHED),
+    ("returned an invalid gradient at index", GradientError, _GRADIENT),
+)
+
+
+def explain(error: RuntimeError, where: str) -> None:
+    """Raise a clearer error if torch's ``error`` is one of those known here; else do nothing."""
+    if isinstance(error, FxformsError):
         return
-    raise EscapedTensorError(
-        f"{api}({name_of(func)}): the function uses a tensor that was made inside a vmap which has "
-        "ended. Such a tensor stands for one sample and has no value outside. Return it from the "
-        "mapped function (out_dims says where its batch dim goes) instead of storing it."
-    ) from error
+    text = str(error)
+    for fragment, kind, advice in _KNOWN:
+        if fragment in text:
+            seen = "" if kind is EscapedTensorError else f"{text.rstrip('. ')}. "
+            raise kind(f"{where}: {seen}{advice}") from error

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fxforms import _substrate as substrate
-from fxforms.errors import EscapedTensorError
+from fxforms.errors import EscapedTensorError, explain
 from fxforms.interpreters import Primitive, current_interpreter
 
 
@@ -57,7 +57,11 @@ def bind(primitive: Primitive, operands: tuple[Any, ...]) -> Any:
     """The operator on an instance that is already resolved to its rules."""
     operands = live(operands)
     if not substrate.transforms_active():
-        return primitive.evaluate(*operands)
+        try:
+            return primitive.evaluate(*operands)
+        except RuntimeError as error:
+            explain(error, f"{primitive.__name__}.apply")
+            raise
     check_levels(primitive, operands)
     return current_interpreter().process(primitive, operands)
 

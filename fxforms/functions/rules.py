@@ -150,9 +150,15 @@ class FunctionRules:
             return
         names = ", ".join(self._signature.parameters)
         raise GradientError(
-            f"{self.__name__}.backward returned {len(gradients)} gradients for {count} inputs "
-            f"({names}). Return one for each input of forward, None for one that has no gradient."
+            f"{self.__name__}.backward returned {counted(len(gradients), 'gradient')} for "
+            f"{counted(count, 'input')} ({names}). Return one for each input of forward, None for "
+            f"one that has no gradient."
         )
+
+
+def counted(count: int, noun: str) -> str:
+    """``count`` and ``noun``, in the plural if need be."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def signature_of(forward: Callable[..., Any], combined: bool) -> inspect.Signature:

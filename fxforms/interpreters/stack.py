@@ -60,7 +60,7 @@ class Interpreter(ABC):
 
 
 class below_all_levels:
-    """A context without any level, for making constants: an op costs what it costs in plain torch."""
+    """A context without any level, for making constants at the cost of plain torch."""
 
     __slots__ = ("_layers",)
 

@@ -8,8 +8,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from fxforms.errors import FxformsError, GradientError, explain_escape, name_of
-
 Run = TypeVar("Run", bound=Callable[..., Any])
 _compiling = torch.compiler.is_dynamo_compiling
 _outside_graph: Callable[[Any], Any] = torch.compiler.disable
@@ -36,14 +34,3 @@ def transformed(func: Callable[..., Any], run: Callable[..., Any]) -> Callable[.
     wrapped = eager(run)
     functools.update_wrapper(wrapped, func, updated=())
     return wrapped
-
-
-def explain(error: RuntimeError, api: str, func: Callable[..., Any]) -> None:
-    """Raise a clearer error if torch's ``error`` is one that fxforms knows; else do nothing."""
-    explain_escape(error, api, func)
-    text = str(error)
-    if "returned an invalid gradient at index" in text and not isinstance(error, FxformsError):
-        raise GradientError(
-            f"{api}({name_of(func)}): {text}. The gradient of an input must have the shape of that "
-            f"input, or broadcast from it; return None for an input that has no gradient."
-        ) from error

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from fxforms import _substrate as substrate
-from fxforms.errors import OutputError, describe, name_of
+from fxforms.errors import OutputError, describe, explain, name_of
 from fxforms.interpreters import below_all_levels, grad_level
 from fxforms.transforms._arguments import Argnums, Leaves, split_aux, unwrap_all, wrap_all
 from fxforms.transforms._backward import backward
-from fxforms.transforms._wrapper import explain, transformed
+from fxforms.transforms._wrapper import transformed
 
 
 def check_scalar(output: Any, api: str, func: Callable[..., Any]) -> None:
@@ -52,7 +52,7 @@ def evaluate(
             cotangent = torch.ones((), dtype=value.dtype, device=value.device)
         gradients = backward([output], [cotangent], leaves.tensors, False, torch.is_grad_enabled())
     except RuntimeError as error:
-        explain(error, "grad", func)
+        explain(error, f"grad({name_of(func)})")
         raise
     return leaves.rebuild(gradients), value, aux
 

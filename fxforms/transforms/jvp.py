@@ -9,7 +9,7 @@ import torch
 
 from fxforms import _substrate as substrate
 from fxforms._tree import flatten, leaf_paths, show
-from fxforms.errors import ArgumentError, OutputError, StructureError, describe, name_of
+from fxforms.errors import ArgumentError, OutputError, StructureError, describe, explain, name_of
 from fxforms.interpreters import jvp_level
 from fxforms.transforms._arguments import (
     Argnums,
@@ -19,7 +19,7 @@ from fxforms.transforms._arguments import (
     unwrap_all,
     wrap_all,
 )
-from fxforms.transforms._wrapper import eager, explain
+from fxforms.transforms._wrapper import eager
 
 
 def make_duals(primals: Any, tangents: Any, api: str, func: Callable[..., Any]) -> Any:
@@ -101,7 +101,7 @@ def push(
             if has_aux:
                 aux = unwrap_all(aux, level)
     except RuntimeError as error:
-        explain(error, api, func)
+        explain(error, f"{api}({name_of(func)})")
         raise
     return spec.unflatten([p for p, _ in pairs]), spec.unflatten([t for _, t in pairs]), aux
 
