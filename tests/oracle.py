@@ -15,6 +15,11 @@ from torch.utils import _pytree as pytree
 Fun = Callable[..., Any]
 
 
+def vec(*shape: int) -> Tensor:
+    """A random float64 tensor."""
+    return torch.randn(shape, dtype=torch.float64)
+
+
 def _leaves(tree: Any) -> list[Any]:
     return pytree.tree_leaves(tree)
 

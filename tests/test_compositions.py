@@ -11,7 +11,7 @@ import oracle
 import pytest
 import torch
 from custom import PAIRS, Keep, doubled, plain
-from oracle import assert_trees_close
+from oracle import assert_trees_close, vec
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -19,10 +19,6 @@ import fxforms
 
 Op = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 F64 = torch.float64
-
-
-def vec(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=F64)
 
 
 def loss(op: Op) -> Callable[..., Tensor]:
