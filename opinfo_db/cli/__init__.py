@@ -1,0 +1,1 @@
+"""The commands of ``python -m opinfo_db``, one file each, and what they share."""

@@ -1,0 +1,1 @@
+"""The commands, one file each, loaded by name: ``check`` needs nothing that ``coverage`` does."""
