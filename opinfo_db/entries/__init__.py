@@ -6,14 +6,22 @@ Importing this makes the entries and runs no operation. See ``docs/opinfo_entrie
 from opinfo_db.core import OpInfo
 from opinfo_db.entries import (
     arguments,
+    complex_numbers,
     discrete,
     elementwise,
+    gradients,
+    implicit,
     indexing,
     inplace,
+    libraries,
+    matrix,
     missing,
+    numpy_bodies,
+    random_draws,
     reductions,
     saved,
     several,
+    straight_through,
     views,
     vmap_rules,
 )
@@ -31,6 +39,14 @@ FAMILIES = (
     arguments,
     missing,
     vmap_rules,
+    numpy_bodies,
+    complex_numbers,
+    random_draws,
+    gradients,
+    straight_through,
+    matrix,
+    implicit,
+    libraries,
 )
 
 #: Every entry, in the order of the families.

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 import fxforms
-from opinfo_db.core import TOLERANCES, ErrorInput, OpInfo, SampleInput, Waiver
-from opinfo_db.entries.making import PAIR, Maker, SavesInputs, entry, samples
+from opinfo_db.core import TOLERANCES, ErrorInput, OpInfo, SampleInput
+from opinfo_db.entries.making import DEAD_TANGENT, PAIR, Maker, SavesInputs, entry, samples
 
 
 class Defaults(fxforms.Function):
@@ -190,11 +190,6 @@ def _default_errors(device: torch.device, dtype: torch.dtype) -> Any:
     yield ErrorInput(SampleInput((), {"power": 2}), TypeError, "Defaults.apply: missing.*'x'")
 
 
-# Not an expected failure: it passes where the input without a path is not mapped.
-_ESCAPES = Waiver(
-    "vmapjvpvjp", "fxforms: jvp returns a dead wrapper for an output that has no path to the input"
-)
-
 ENTRIES: tuple[OpInfo, ...] = (
     entry(
         Defaults,
@@ -233,7 +228,7 @@ ENTRIES: tuple[OpInfo, ...] = (
         PAIR,
         lambda x, mean: (x - mean.detach()).pow(3),
         finite_differences=False,
-        skips=(_ESCAPES,),
+        skips=(DEAD_TANGENT,),
     ),
     entry(AbsentCotangents, PAIR, lambda x, y: (x**2, y**2)),
     OpInfo(
@@ -242,7 +237,7 @@ ENTRIES: tuple[OpInfo, ...] = (
         PAIR,
         lambda x, y: x**2 + y.detach() ** 2,
         finite_differences=False,
-        skips=(_ESCAPES,),
+        skips=(DEAD_TANGENT,),
     ),
     entry(NeedsInputGrad, PAIR, torch.mul),
     OpInfo(

@@ -1,4 +1,4 @@
-"""Hand-written vmap rules: batch dims in odd places, outputs without a batch, what ``info`` has."""
+"""Hand-written vmap rules: batch dims in odd places, and outputs without a batch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,16 @@ import torch
 from torch import Tensor
 
 import fxforms
-from opinfo_db.core import OpInfo, Waiver
-from opinfo_db.entries.making import PAIR, POSITIVE, SavesInputs, at_front, entry, samples
+from opinfo_db.core import OpInfo
+from opinfo_db.entries.making import (
+    OUT_OF_PLACE,
+    PAIR,
+    POSITIVE,
+    SavesInputs,
+    at_front,
+    entry,
+    samples,
+)
 
 
 class _Product(SavesInputs):
@@ -157,37 +165,6 @@ class ConstantBeside(SavesInputs):
         return cls.apply(x), (in_dims[0], None)
 
 
-class NoiseByInfo(fxforms.Function):
-    """Adds noise; the rule draws by hand what ``info.randomness`` asks for."""
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x + torch.rand(x.shape, dtype=x.dtype, device=x.device)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        return g
-
-    @staticmethod
-    def jvp(ctx: Any, t: Tensor) -> Any:
-        return t.clone()
-
-    @classmethod
-    def vmap(cls, info: Any, in_dims: Any, x: Tensor) -> Any:
-        if info.randomness == "error":
-            raise RuntimeError("NoiseByInfo draws numbers; call vmap with another randomness.")
-        if info.randomness == "different":
-            return cls.apply(x), in_dims[0]
-        front = x.movedim(in_dims[0], 0)
-        return front + cls.apply(torch.zeros_like(front[0])), 0
-
-
-_OUT_OF_PLACE = "fxforms: vmap(out_dims=-1) puts an output without a batch out of place"
-
 ENTRIES: tuple[OpInfo, ...] = (
     *(
         entry(op, PAIR, lambda x, y: torch.mul(y, x))
@@ -200,22 +177,12 @@ ENTRIES: tuple[OpInfo, ...] = (
             lambda m: (m(), m()), lambda m: (m(3), m(2, 2)), lambda m: (m.transposed(2, 3), m(0))
         ),
         lambda x, y: (x**2, y**3),
-        # Not an expected failure: it passes where both are mapped. ConstantBeside tells.
-        skips=(Waiver("out_dims", _OUT_OF_PLACE),),
+        skips=(OUT_OF_PLACE,),
     ),
     entry(
         ConstantBeside,
         POSITIVE,
         lambda x: (x**2, torch.ones(2, dtype=x.dtype)),
-        expected_failures=(
-            Waiver(
-                "out_dims", "fxforms: vmap puts an unbatched output of out_dims=-1 out of place"
-            ),
-        ),
-    ),
-    entry(
-        NoiseByInfo,
-        samples(lambda m: (m(),), lambda m: (m(3),), lambda m: (m.transposed(2, 3),)),
-        random=True,
+        expected_failures=(OUT_OF_PLACE,),
     ),
 )
