@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from planted import FAULTS, Fault, Good, reference, samples
+from planted import Fault, Good, reference, samples
+from planted_elsewhere import FAULTS
 
 from opinfo_db import OpInfo
 from opinfo_db.checks import BY_NAME, CHECKS
