@@ -26,8 +26,10 @@ def test_against_finite_differences() -> None:
 
 @pytest.mark.parametrize(
     ("argnums", "expected"),
-    [(0, "y"), (1, "x"), (-1, "x"), (-2, "y"), ((0,), ("y",)), ((1, 0), ("x", "y"))]
-    + [((0, -1), ("y", "x"))],
+    [
+        *[(0, "y"), (1, "x"), (-1, "x"), (-2, "y"), ((0,), ("y",))],
+        *[((1, 0), ("x", "y")), ((0, -1), ("y", "x"))],
+    ],
     ids=str,
 )
 def test_argnums(argnums: Any, expected: Any) -> None:
