@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -173,6 +174,14 @@ def test_a_public_name_is_in_the_reference(name: str) -> None:
     reference = (ROOT / "docs" / "reference.md").read_text().splitlines()
     kinds = ("autofunction", "autoclass", "automodule", "autodecorator")
     assert any(f".. {kind}:: fxforms.{name}" in reference for kind in kinds)
+
+
+@pytest.mark.parametrize("page", ["errors.md", "reference.md"])
+def test_every_error_class_is_documented(page: str) -> None:
+    words = set(re.findall(r"\w+", (ROOT / "docs" / page).read_text()))
+    values = vars(fxforms.errors).values()
+    classes = [v for v in values if isinstance(v, type) and v.__module__ == "fxforms.errors"]
+    assert {cls.__name__ for cls in classes} <= words
 
 
 @pytest.mark.parametrize(
