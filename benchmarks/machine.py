@@ -4,7 +4,7 @@ import ctypes
 import os
 import platform
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -23,9 +23,17 @@ def describe() -> dict[str, str]:
         "system": platform.platform(),
         "python": sys.version.split()[0],
         "torch": torch.__version__,
-        "fxforms": version("fxforms"),
+        "fxforms": fxforms_version(),
         "threads": str(torch.get_num_threads()),
     }
+
+
+def fxforms_version() -> str:
+    """The installed version; a checkout that is only on the path has none."""
+    try:
+        return version("fxforms")
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def processor() -> str:
