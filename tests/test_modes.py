@@ -68,7 +68,7 @@ BLOCKED: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", BLOCKED)
 @pytest.mark.parametrize("mapped", [False, True])
-def test_no_grad_inside_blocks_reverse_mode_at_this_level_and_below(
+def test_no_grad_inside_blocks_this_level_and_those_below(
     name: str, mapped: bool
 ) -> None:
     def f(x: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -123,7 +123,7 @@ class Told(fxforms.Function):
     """Records what it is told of its inputs."""
 
     generate_vmap_rule = True
-    seen: Any = []
+    seen: ClassVar[list[tuple[bool, ...]]] = []
 
     @staticmethod
     def forward(x: Tensor, k: int, y: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ def test_needs_input_grad(argnums: Any, mapped: str) -> None:
 
 
 @pytest.mark.xfail(
-    strict=True, reason="the inner node counts the captured tensor of an outer level"
+    strict=True, reason="a captured tensor of an outer level is counted"
 )
 def test_needs_input_grad_leaves_out_other_levels() -> None:
     x = vec(3)
