@@ -13,7 +13,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Without ``-m``, ``-k`` or a test id, only the quick sample of the generated tests runs."""
     if config.option.markexpr or config.option.keyword or any("::" in a for a in config.args):
         return
-    left = [i for i in items if HERE in i.path.parents and not i.get_closest_marker("quick")]
+    generated = [i for i in items if HERE in i.path.parents and i.get_closest_marker("full")]
+    left = [i for i in generated if not i.get_closest_marker("quick")]
     if left:
         config.hook.pytest_deselected(items=left)
         gone = set(left)

@@ -70,4 +70,4 @@ def test_each_capability_is_there_and_is_missing(capability: Capability) -> None
 def test_the_first_sample_is_small(entry: OpInfo) -> None:
     """The quick run takes it."""
     made = samples_of(entry, entry.dtypes[0], torch.device("cpu"))
-    assert 0 < sum(t.numel() for t in tensors_of(next(made))) <= 8
+    assert 0 < sum(t.numel() for t in tensors_of(next(made))) <= 9
