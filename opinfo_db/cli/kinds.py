@@ -19,7 +19,7 @@ class Kind:
 KINDS: tuple[Kind, ...] = (
     Kind(
         "Wrong value",
-        r"expected .*, got |is .*, expected |\d+ tensors, expected ",
+        r"^wrong value in |(shape|dtype|device) is .*, expected |\d+ tensors, expected ",
         "It ran, and the result is not what the oracle has.",
     ),
     Kind(
@@ -28,35 +28,49 @@ KINDS: tuple[Kind, ...] = (
         "The process that ran the pair died, or gave no answer in time.",
     ),
     Kind(
-        "Data-dependent shape or control flow under vmap",
-        r"\.item\(\)|data-dependent|dynamic shape|would return|nonzero|masked_select",
-        "The operator reads a value to decide on a shape or a branch, and a batch has many values.",
-    ),
-    Kind(
-        "Random numbers under vmap",
-        r"random",
-        'The operator draws for a batched tensor, with `randomness="same"`.',
-    ),
-    Kind(
-        "No batching rule",
-        r"[Bb]atching rule|do not yet support|requires special handling|channels_last format"
-        r"|doesn't have storage|in-?place arithmetic",
-        "torch has no rule, or not the whole rule, for a batch of this operator.",
+        "A tensor outlived its level",
+        r"may have escaped|EscapedTensorError",
+        "A tensor of a transform was used after the transform ended.",
     ),
     Kind(
         "Sparse tensors",
-        r"[Ss]parse",
+        r"Sparse",
         "A sample or a result is sparse; the levels wrap strided tensors only.",
     ),
     Kind(
-        "A Function without the rule",
-        r"autograd\.Function|vmap staticmethod|setup_context|Function",
-        "torch's own implementation is a Function that lacks the rule.",
+        "Values read by the operator",
+        r"\.item\(\)|data-dependent|dynamic shape|differently shaped|doesn't have storage",
+        "A batch has many values and no storage of its own, and the operator reads one or the other.",
     ),
     Kind(
-        "No derivative",
-        r"derivative|forward AD|does not require grad|not differentiable",
-        "torch has no formula for this derivative.",
+        "Random numbers of a batched argument",
+        r"randomness",
+        'torch draws nothing for a batched tensor with `randomness="same"`.',
+    ),
+    Kind(
+        "Updates in place",
+        r"updated in place|_\(self, \*extra_args\)",
+        "The operator updates a tensor that is not batched with one that is.",
+    ),
+    Kind(
+        "No batching rule",
+        r"[Bb]atching rule|do not yet support",
+        "torch has no rule for a batch of this operator.",
+    ),
+    Kind(
+        "Memory layout of a batch",
+        r"memory_format|channels_last|with stride 1|is invalid for input of size",
+        "torch's rule for a batch asks for a layout or a rank that the batch does not have.",
+    ),
+    Kind(
+        "A Function without the rule",
+        r"autograd\.Function",
+        "torch implements the operator by a Function that lacks the rule.",
+    ),
+    Kind(
+        "Internal error of torch",
+        r"INTERNAL ASSERT",
+        "torch itself calls it a bug.",
     ),
 )
 OTHER = Kind("Other errors", "", "Anything else.")
@@ -67,6 +81,6 @@ def kind_of(reason: str) -> Kind:
 
     Example:
         >>> kind_of("raised RuntimeError: vmap: calling .item() on a Tensor").title
-        'Data-dependent shape or control flow under vmap'
+        'Values read by the operator'
     """
     return next((kind for kind in KINDS if re.search(kind.pattern, reason)), OTHER)

@@ -78,7 +78,7 @@ def measure(entry: OpInfo, composition: str, side: str) -> Outcome:
         except OracleError as error:
             skipped = first_line(error)
         except CheckFailure as failure:
-            return Outcome("failed", first_line(failure), assertions)
+            return Outcome("failed", _reason(failure), assertions)
     return Outcome("right", "", assertions) if assertions else Outcome("skipped", skipped)
 
 
@@ -89,6 +89,17 @@ def _some_cases(check: Check, entry: OpInfo) -> Iterator[Case]:
         made[case.index] += 1
         if made[case.index] <= IN_DIMS:
             yield case
+
+
+def _reason(failure: CheckFailure) -> str:
+    """The first line of a failure; in short if it is about values, which can be long."""
+    difference = failure.difference
+    if difference is None or difference.actual.shape != difference.expected.shape:
+        return first_line(failure)
+    return (
+        f"wrong value in {difference.where}: the largest difference is {difference.amount:.3g}, "
+        f"allowed {difference.limit:.3g}"
+    )
 
 
 def first_line(error: Exception) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from rich.box import ASCII2
 from rich.console import Console
 from rich.table import Table
 
@@ -17,7 +18,9 @@ _MOST_LINES = 3
 
 def print_report(report: Report, console: Console) -> None:
     """The table of rules and checks, the failures, and the number of assertions."""
-    table = Table("kind", "name", "result", "assertions", "first failing sample", "difference")
+    table = Table(
+        "kind", "name", "result", "assertions", "first failing sample", "difference", box=ASCII2
+    )
     table.columns[1].no_wrap = True
     table.columns[3].justify = "right"
     table.columns[4].overflow = "fold"
@@ -90,7 +93,7 @@ def print_entries(entries: Sequence[OpInfo], console: Console) -> None:
 
 def _print_table(head: Sequence[str], rows: Iterable[Sequence[str]], console: Console) -> None:
     """A plain table."""
-    table = Table(*head)
+    table = Table(*head, box=ASCII2)
     for row in rows:
         table.add_row(*row)
     console.print(table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rich.box import ASCII2
 from rich.table import Table
 
 from opinfo_db.cli.measure import COMPOSITIONS, SIDES
@@ -28,7 +29,7 @@ def composition_head() -> list[str]:
 
 def composition_table(records: Iterable[Record]) -> Table:
     """:func:`composition_rows` as a table."""
-    table = Table()
+    table = Table(box=ASCII2)
     for index, head in enumerate(composition_head()):
         table.add_column(
             head.replace(" ", "\n"), justify="right" if index else "left", no_wrap=True

@@ -38,16 +38,21 @@ class Worker:
         """End the process."""
         self._stop()
 
+    @property
+    def pid(self) -> int | None:
+        """The id of the process, ``None`` before the first pair."""
+        return self._process.pid
+
     def measure(self, name: str, composition: str, side: str) -> Outcome:
         """The outcome of one pair; failed if the process dies of it or does not answer."""
         pipe = self._pipe or self._start()
-        pipe.send((name, composition, side))
         try:
+            pipe.send((name, composition, side))
             if pipe.poll(self._timeout):
                 answer: Outcome = pipe.recv()
                 return answer
             outcome = Outcome("failed", f"no answer within {self._timeout:g} s")
-        except EOFError:
+        except (EOFError, OSError):
             self._process.join()
             outcome = Outcome("failed", f"the process died, exit code {self._process.exitcode}")
         self._stop()
