@@ -40,7 +40,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         "Values read by the operator",
         r"\.item\(\)|data-dependent|dynamic shape|differently shaped|doesn't have storage",
-        "A batch has many values and no storage of its own, and the operator reads one or the other.",
+        "A batch has many values and no storage of its own, and the operator reads one of them.",
     ),
     Kind(
         "Random numbers of a batched argument",

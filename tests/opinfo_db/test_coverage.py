@@ -246,7 +246,7 @@ Right with `fxforms` and not with `torch.func`: 2.
 
 ### Values read by the operator: 2
 
-A batch has many values and no storage of its own, and the operator reads one or the other.
+A batch has many values and no storage of its own, and the operator reads one of them.
 
 | operator | compositions | first line |
 |---|---|---|
