@@ -1,4 +1,4 @@
-"""The generated vmap rule: shared inputs, broadcasting, views, dirty inputs, calls within rules."""
+"""Rules, derived and by hand: shared inputs, broadcasting, views, dirty inputs, nested calls."""
 
 from __future__ import annotations
 
