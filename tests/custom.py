@@ -83,8 +83,7 @@ class Mix(fxforms.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor, _: Any, __: Any, h: Tensor) -> Any:
-        x, nothing, y = ctx.saved_tensors
-        assert nothing is None
+        x, _, y = ctx.saved_tensors
         return 2 * ctx.k * x * y * g + y.sin() * h, None, ctx.k * x**2 * g + x * y.cos() * h
 
     @staticmethod
@@ -132,15 +131,14 @@ class Unmaterialized(fxforms.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor | None, h: Tensor | None) -> Any:
         x, y = ctx.saved_tensors
-        to_x, to_y = None, None
-        if g is not None and ctx.needs_input_grad[0]:
-            to_x = 4 * x * y * g
-        if g is not None and ctx.needs_input_grad[1]:
-            to_y = 2 * x**2 * g
+        to_x, to_y = [], []
+        if g is not None:
+            to_x.append(4 * x * y * g)
+            to_y.append(2 * x**2 * g)
         if h is not None:
-            to_x = y.sin() * h if to_x is None else to_x + y.sin() * h
-            to_y = x * y.cos() * h if to_y is None else to_y + x * y.cos() * h
-        return to_x, to_y
+            to_x.append(y.sin() * h)
+            to_y.append(x * y.cos() * h)
+        return sum(to_x) if ctx.needs_input_grad[0] else None, sum(to_y)
 
     @staticmethod
     def jvp(ctx: Any, tx: Tensor | None, ty: Tensor | None) -> Any:
@@ -150,7 +148,7 @@ class Unmaterialized(fxforms.Function):
             parts.append((4 * x * y * tx, y.sin() * tx))
         if ty is not None:
             parts.append((2 * x**2 * ty, x * y.cos() * ty))
-        return tuple(sum(part) for part in zip(*parts))
+        return tuple(map(sum, zip(*parts)))
 
 
 class Attributes(fxforms.Function):
@@ -227,8 +225,6 @@ class Triple(fxforms.Function):
 
 
 class TripleByHand(fxforms.Function):
-    """As Triple, with a vmap rule of its own."""
-
     forward = Triple.forward
     setup_context = Triple.setup_context
     backward = Triple.backward
@@ -267,7 +263,7 @@ def plain(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def doubled(x: Tensor) -> Tensor:
-    """The value of ``x`` with twice its derivative, to the first order."""
+    """``x`` with twice its derivative, to the first order."""
     return 2 * x - x.detach()
 
 

@@ -230,3 +230,42 @@ def test_custom_function_call_is_apply() -> None:
     x = vec(3)
     f = lambda x: fxforms.custom_function_call(Cube, x)  # noqa: E731
     assert_close(fxforms.vmap(fxforms.grad(f))(x), 3 * x**2)
+
+
+def test_a_rule_may_call_its_own_function() -> None:
+    class Sine(fxforms.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x: Tensor) -> Tensor:
+            return x.sin()
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            ctx.save_for_backward(*inputs)
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            return g * Sine.apply(ctx.saved_tensors[0] + torch.pi / 2)
+
+    f, x = Sine.apply, vec(3)
+    for _ in range(4):
+        f = fxforms.grad(f)
+    assert_close(fxforms.vmap(f)(x), x.sin())
+
+
+@pytest.mark.xfail(strict=True, reason="the check comes after forward has run")
+def test_a_refused_change_of_a_captured_tensor_is_not_made() -> None:
+    class Add(fxforms.Function):
+        @staticmethod
+        def forward(x: Tensor, y: Tensor) -> Tensor:
+            return x.add_(y)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            ctx.mark_dirty(inputs[0])
+
+    captured = torch.zeros(3, dtype=torch.float64)
+    with pytest.raises(fxforms.errors.RuleError, match="captured tensor"):
+        fxforms.grad(lambda x: Add.apply(captured, x).sum())(vec(3))
+    assert_close(captured, torch.zeros_like(captured))

@@ -147,3 +147,40 @@ def test_checkpoint_around_a_function() -> None:
     y.sum().backward()
     d = x.detach()
     assert_close(x.grad, 3 * d**2 * (d**3).cos())
+
+
+def test_hooks_on_an_intermediate_under_a_transform() -> None:
+    def f(x: Tensor) -> Tensor:
+        y = Cube.apply(x)
+        y.register_hook(lambda g: 2 * g)
+        return y.sum()
+
+    x = vec(4, 3)
+    assert_close(fxforms.vmap(fxforms.grad(f))(x), 6 * x**2)
+
+
+def test_a_captured_leaf_gets_its_gradient_through_transforms() -> None:
+    """The graph of ordinary autograd goes on below all levels."""
+    x, w = vec(4, 3), vec(3)
+    programs = [
+        (lambda w: fxforms.vmap(lambda x: Product.apply(x, w))(x), x.sum(0)),
+        (
+            lambda w: fxforms.vmap(fxforms.grad(lambda x: (Product.apply(x, w) ** 2).sum()))(x),
+            (4 * x * w).sum(0),
+        ),
+        (lambda w: fxforms.jvp(lambda x: Product.apply(x, w), (x,), (x,))[1], x.sum(0)),
+        (lambda w: fxforms.vjp(lambda x: Product.apply(x, w), x)[1](x)[0], x.sum(0)),
+    ]
+    for program, expected in programs:
+        captured = w.clone().requires_grad_()
+        program(captured).sum().backward()
+        assert_close(captured.grad, expected)
+
+
+@pytest.mark.xfail(strict=True, reason="the node of a grad level asks forward mode for a jvp")
+def test_a_captured_dual_tensor_gets_its_tangent_through_grad() -> None:
+    x, w = vec(3), vec(3)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(w, torch.ones_like(w))
+        gradient = fxforms.grad(lambda x: (Product.apply(x, dual) ** 2).sum())(x)
+        assert_close(forward_ad.unpack_dual(gradient).tangent, 4 * x * w)
