@@ -1,7 +1,17 @@
 """Composable function transforms for PyTorch in which everything a user defines composes."""
 
 from fxforms import errors
-from fxforms.functions import Function, custom_function_call, once_differentiable
+from fxforms.functions import (
+    Function,
+    UnmappableWarning,
+    adopt,
+    adopt_all,
+    custom_function_call,
+    custom_jvp,
+    custom_vjp,
+    linear_function,
+    once_differentiable,
+)
 from fxforms.interpreters import VmapInfo
 from fxforms.transforms import (
     functional_call,
@@ -21,8 +31,13 @@ from fxforms.transforms import (
 
 __all__ = [
     "Function",
+    "UnmappableWarning",
     "VmapInfo",
+    "adopt",
+    "adopt_all",
     "custom_function_call",
+    "custom_jvp",
+    "custom_vjp",
     "errors",
     "functional_call",
     "grad",
@@ -32,6 +47,7 @@ __all__ = [
     "jacfwd",
     "jacrev",
     "jvp",
+    "linear_function",
     "linearize",
     "once_differentiable",
     "stack_module_state",

@@ -34,8 +34,6 @@ check_torch_version(torch.__version__)
 from torch import _VF  # noqa: E402
 from torch._C import (  # noqa: E402
     _are_functorch_transforms_active,
-    _enter_dual_level,
-    _exit_dual_level,
     _FunctionBase,
     _functorch,
     _is_fwd_grad_enabled,
@@ -43,6 +41,7 @@ from torch._C import (  # noqa: E402
     _set_grad_enabled,
 )
 from torch._functorch import eager_transforms, predispatch  # noqa: E402
+from torch.autograd import forward_ad, grad_mode  # noqa: E402
 from torch.autograd.function import (  # noqa: E402
     BackwardCFunction,
     FunctionMeta,
@@ -73,7 +72,6 @@ wrap_for_grad = _functorch._wrap_for_grad
 unwrap_for_grad = _functorch._unwrap_for_grad
 unwrap_if_dead = _functorch.unwrap_if_dead
 add_batch_dim = _functorch._add_batch_dim
-remove_batch_dim = _functorch._remove_batch_dim
 unwrap_batched = _functorch._unwrap_batched
 is_batched = _functorch.is_batchedtensor
 level_of = _functorch.maybe_get_level
@@ -107,6 +105,30 @@ read_saved_tensors: Any = _FunctionBase.saved_tensors.__get__  # type: ignore[at
 
 __all__ = ["BackwardCFunction", "FunctionMeta"]
 
+
+def base_value(tensor: torch.Tensor) -> torch.Tensor:
+    """The plain tensor under the grad and jvp wrappers of ``tensor``."""
+    while _functorch.is_gradtrackingtensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    return tensor.detach()
+
+
+preserve_version = grad_mode._unsafe_preserve_version_counter
+
+
+def take_batch_dim(tensor: torch.Tensor, level: int, size: int, dim: int) -> torch.Tensor:
+    """``tensor`` off vmap ``level``, with its batch at ``dim``; repeated if it has none.
+
+    torch's own primitive reads outside the shape of a tensor without a batch if ``dim`` is not 0.
+    """
+    if dim != 0 and level_of(tensor) != level:
+        tensor = tensor.unsqueeze(dim)
+        shape = list(tensor.shape)
+        shape[dim] = size
+        return tensor.expand(shape)
+    return _functorch._remove_batch_dim(tensor, level, size, dim)
+
+
 set_batched_level = _functorch._maybe_unsafe_set_level
 
 # A level that a tensor of an ended vmap is moved to, so that torch refuses it instead of taking
@@ -120,7 +142,13 @@ def make_leaf(tensor: torch.Tensor, level: int) -> torch.Tensor:
 
 
 def make_dual(primal: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
-    """A dual tensor at the top jvp level."""
+    """A dual tensor at the top jvp level.
+
+    torch lays the tangent out like the primal and cannot write to one whose elements share memory
+    (an expanded tensor), so such a primal is copied.
+    """
+    if not primal.is_contiguous() and 0 in primal.stride():
+        primal = primal.contiguous()
     return _VF._make_dual(primal, tangent, level=0)
 
 
@@ -142,8 +170,8 @@ def enter_jvp() -> int:
     """Push a jvp level, opening the dual level for the first user in the process."""
     global _owns_dual_level
     with _dual_lock:
-        if eager_transforms.JVP_NESTING == 0 and torch.autograd.forward_ad._current_level < 0:
-            _enter_dual_level()
+        if eager_transforms.JVP_NESTING == 0 and forward_ad._current_level < 0:
+            forward_ad.enter_dual_level()  # type: ignore[no-untyped-call]
             _owns_dual_level = True
         eager_transforms.JVP_NESTING += 1
     return _functorch._jvp_increment_nesting()
@@ -157,7 +185,7 @@ def exit_jvp() -> None:
         eager_transforms.JVP_NESTING -= 1
         if eager_transforms.JVP_NESTING == 0 and _owns_dual_level:
             _owns_dual_level = False
-            _exit_dual_level(level=0)
+            forward_ad.exit_dual_level()  # type: ignore[no-untyped-call]
 
 
 _decompositions_loaded = False

@@ -104,16 +104,33 @@ def broadcast_prefix(prefix: Any, spec: PyTreeSpec, api: str, argument: str) -> 
     Raises:
         StructureError: ``prefix`` is not a prefix of that structure.
     """
-    if is_atom(prefix):
-        return [prefix] * spec.num_leaves
-    full = spec.unflatten(range(spec.num_leaves))
     try:
-        return optree.broadcast_prefix(prefix, full, none_is_leaf=True, namespace="torch")
-    except ValueError as error:
+        return _broadcast(prefix, spec)
+    except _Mismatch:
         raise StructureError(
             f"{api}: {argument}={prefix!r} does not match the structure it describes, "
             f"{show(spec)}. Give one entry for all of it, or a tree that agrees with its top."
-        ) from error
+        ) from None
+
+
+class _Mismatch(Exception):
+    """A prefix does not agree with a structure."""
+
+
+def _broadcast(prefix: Any, spec: PyTreeSpec) -> list[Any]:
+    """The leaves of ``prefix`` repeated below ``spec``; children are paired by key."""
+    if is_atom(prefix) or optree.tree_is_leaf(prefix, none_is_leaf=True, namespace="torch"):
+        return [prefix] * spec.num_leaves
+    children, _, entries, _ = optree.tree_flatten_one_level(
+        prefix, none_is_leaf=True, namespace="torch"
+    )
+    given = dict(zip(entries, children))
+    if type(prefix) is not spec.type or given.keys() != set(spec.entries()):
+        raise _Mismatch
+    flat: list[Any] = []
+    for entry, child in zip(spec.entries(), spec.children()):
+        flat.extend(_broadcast(given[entry], child))
+    return flat
 
 
 def show(spec: PyTreeSpec) -> str:

@@ -84,13 +84,13 @@ _ESCAPE = (
     "where its batch dim goes) instead of storing it."
 )
 _MUTATION = (
-    "A derivative cannot pass through a captured tensor. Give it to the function as an argument, or "
-    "clone it inside the function."
+    "A derivative cannot pass through a captured tensor. Give it to the function as an argument, "
+    "or clone it inside the function."
 )
 UNBATCHED = (
     "Under vmap only a tensor that has the batch can be changed in place by one that has. A tensor "
-    "captured from outside, or made inside by a factory such as torch.zeros, has none: map over it, "
-    "or make it from a mapped tensor (x.new_zeros, x.clone)."
+    "captured from outside, or made inside by a factory such as torch.zeros, has none: map over "
+    "it, or make it from a mapped tensor (x.new_zeros, x.clone)."
 )
 _KNOWN: tuple[tuple[str, type[FxformsError], str], ...] = (
     ("may have escaped from inside a function", EscapedTensorError, _ESCAPE),
@@ -98,6 +98,7 @@ _KNOWN: tuple[tuple[str, type[FxformsError], str], ...] = (
     ("would mutate a captured Tensor", MutationError, _MUTATION),
     ("is not possible because there exists a Tensor", MutationError, UNBATCHED),
     ("returned an invalid gradient at index", GradientError, _GRADIENT),
+    ("expected Variable or None", GradientError, _GRADIENT),
 )
 
 

@@ -1,7 +1,23 @@
 """The operator and the Functions that go through it."""
 
+from fxforms.functions import checkpoints
+from fxforms.functions.adopt import adopt, adopt_all
 from fxforms.functions.call import custom_function_call
+from fxforms.functions.decorators import custom_jvp, custom_vjp, linear_function
 from fxforms.functions.function import Function
+from fxforms.functions.loop import UnmappableWarning
 from fxforms.functions.once import once_differentiable
 
-__all__ = ["Function", "custom_function_call", "once_differentiable"]
+checkpoints.install()
+
+__all__ = [
+    "Function",
+    "UnmappableWarning",
+    "adopt",
+    "adopt_all",
+    "custom_function_call",
+    "custom_jvp",
+    "custom_vjp",
+    "linear_function",
+    "once_differentiable",
+]

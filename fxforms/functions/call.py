@@ -50,7 +50,7 @@ def custom_function_call(fn: Any, *operands: Any) -> Any:
             f"custom_function_call expects a subclass of fxforms.Function, got {fn!r}. A plain "
             f"torch.autograd.Function is called by its own apply."
         )
-    return bind(rules, operands)
+    return rules.enter(operands)
 
 
 def bind(primitive: Primitive, operands: tuple[Any, ...]) -> Any:

@@ -16,6 +16,7 @@ class NodeContext(substrate.BackwardCFunction):
     """
 
     _rules: Any
+    lowered = False
 
     @property
     def saved_tensors(self) -> Any:  # type: ignore[override]
@@ -30,45 +31,47 @@ class NodeContext(substrate.BackwardCFunction):
 
 
 class RuleContext:
-    """A ``ctx`` outside any autograd graph: for jvp rules and for rules run under a mapped level.
+    """A ``ctx`` outside any autograd graph, with the methods and fields of a torch ``ctx``.
 
-    Any other attribute may be set on it, as on every ``ctx``.
+    It serves jvp rules, rules run under a mapped level, and a ``forward`` that takes ``ctx``. Any
+    other attribute may be set on it, as on every ``ctx``.
     """
 
-    def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
+    def __init__(self, needs_input_grad: tuple[bool, ...], lowered: bool = False) -> None:
+        """``lowered``: the level that this ``ctx`` serves is popped while the rule runs."""
+        self.lowered = lowered
         self.needs_input_grad = needs_input_grad
-        self._saved_for_backward: tuple[torch.Tensor | None, ...] = ()
-        self._saved_for_forward: tuple[torch.Tensor | None, ...] | None = None
-        self._dirty: tuple[torch.Tensor, ...] = ()
-        self._non_differentiable: tuple[torch.Tensor, ...] = ()
-        self._materialize = True
+        self.input_likes: tuple[Any, ...] = ()
+        self.to_save: tuple[torch.Tensor | None, ...] = ()
+        self.saved_for_forward: tuple[torch.Tensor | None, ...] | None = None
+        self.dirty_tensors: tuple[torch.Tensor, ...] = ()
+        self.non_differentiable: tuple[torch.Tensor, ...] = ()
+        self.materialize_grads = True
 
     def save_for_backward(self, *tensors: torch.Tensor | None) -> None:
         """Keep ``tensors`` for ``backward``."""
-        self._saved_for_backward = tensors
+        self.to_save = tensors
 
     def save_for_forward(self, *tensors: torch.Tensor | None) -> None:
         """Keep ``tensors`` for ``jvp``."""
-        self._saved_for_forward = tensors
+        self.saved_for_forward = tensors
 
     @property
     def saved_tensors(self) -> tuple[torch.Tensor | None, ...]:
         """What was saved for ``jvp``, else what was saved for ``backward``."""
-        if self._saved_for_forward is not None:
-            return self._saved_for_forward
-        return self._saved_for_backward
+        return self.to_save if self.saved_for_forward is None else self.saved_for_forward
 
     def mark_dirty(self, *tensors: torch.Tensor) -> None:
         """Declare inputs that ``forward`` changed in place."""
-        self._dirty = tensors
+        self.dirty_tensors = tensors
 
     def mark_non_differentiable(self, *tensors: torch.Tensor) -> None:
         """Declare outputs that have no derivative."""
-        self._non_differentiable = tensors
+        self.non_differentiable = tensors
 
     def set_materialize_grads(self, value: bool) -> None:
         """Whether absent cotangents and tangents arrive as zeros (the default) or as None."""
-        self._materialize = value
+        self.materialize_grads = value
 
     def attributes(self) -> dict[str, Any]:
         """What the user set on this ``ctx``."""
@@ -81,3 +84,30 @@ _OWN = frozenset(vars(RuleContext(())))
 def among(tensor: torch.Tensor, tensors: tuple[torch.Tensor, ...]) -> bool:
     """True if ``tensor`` is one of ``tensors``, by identity."""
     return any(tensor is other for other in tensors)
+
+
+def materialize(primal: Any, tangent: torch.Tensor | None) -> torch.Tensor | None:
+    """``tangent``, or zeros for a tensor without one."""
+    if tangent is None and isinstance(primal, torch.Tensor):
+        return torch.zeros_like(primal)
+    return tangent
+
+
+def finish_jvp(
+    ctx: RuleContext, primals: tuple[Any, ...], outputs: Any, tangents: Any
+) -> tuple[Any, Any]:
+    """Outputs and tangents with what ``ctx`` declares applied, in one structure."""
+    single = not isinstance(outputs, tuple)
+    flat = (outputs,) if single else outputs
+    flat_tangents = list(tangents) if isinstance(tangents, tuple) else [tangents]
+    values = []
+    for index, output in enumerate(flat):
+        if isinstance(output, torch.Tensor) and index < len(flat_tangents):
+            if among(output, ctx.dirty_tensors):
+                flat_tangents[index] = materialize(output, flat_tangents[index])
+            elif among(output, primals):
+                output = output.view_as(output)
+            if among(flat[index], ctx.non_differentiable):
+                flat_tangents[index] = None
+        values.append(output)
+    return (values[0] if single else tuple(values)), tuple(flat_tangents)

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 import torch
 
 from fxforms._substrate import FunctionMeta
-from fxforms.functions.call import bind
 from fxforms.functions.rules import FunctionRules
 
 
@@ -69,5 +68,5 @@ class Function(torch.autograd.Function, metaclass=FunctionType):
         """Call the Function at the current level; see the class."""
         rules = cls._rules
         if kwargs or len(args) != rules.arity:
-            args = rules.bind_arguments(args, kwargs)
-        return bind(rules, args)
+            args = rules.signature.bind(args, kwargs)
+        return rules.enter(args)

@@ -7,11 +7,13 @@ everything it was computed from, so that each level sees the dependence and refu
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from fxforms import _substrate as substrate
+from fxforms._tree import flatten
 from fxforms.errors import GradientError
 
 once_differentiable = substrate.torch_once_differentiable
@@ -53,13 +55,21 @@ class DifferentiatedOnce(torch.autograd.Function):
         return DifferentiatedOnce._rules.bind(*operands), in_dims[2 : 2 + count]
 
 
+def guard(
+    name: str, values: Sequence[torch.Tensor | None], sources: Iterable[Any]
+) -> list[torch.Tensor | None]:
+    """``values``, computed by a rule of ``name`` from the tensors in ``sources``, guarded."""
+    given = [value for value in values if value is not None]
+    tensors = [x for x in sources if isinstance(x, torch.Tensor)]
+    guarded = iter(DifferentiatedOnce._rules.bind(name, len(given), *given, *tensors))
+    return [None if value is None else next(guarded) for value in values]
+
+
 def run_once(name: str, backward: Any, ctx: Any, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
     """``backward`` of the Function ``name`` without recording, its result guarded."""
     with torch.no_grad():
         result = backward.__wrapped__(ctx, *cotangents)
-    gradients = result if isinstance(result, tuple) else (result,)
-    given = [g for g in gradients if g is not None]
-    sources = [*cotangents, *ctx.saved_tensors, *vars(ctx).values()]
-    tensors = [x for x in sources if isinstance(x, torch.Tensor)]
-    guarded = iter(DifferentiatedOnce._rules.bind(name, len(given), *given, *tensors))
-    return tuple([None if g is None else next(guarded) for g in gradients])
+    flat, spec = flatten(result if isinstance(result, tuple) else (result,))
+    sources = flatten([cotangents, ctx.saved_tensors, vars(ctx)])[0]
+    gradients: Any = spec.unflatten(guard(name, flat, sources))
+    return tuple(gradients)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -12,17 +11,33 @@ import torch
 from fxforms import _substrate as substrate
 from fxforms.errors import GradientError, RuleError
 from fxforms.functions.call import bind
-from fxforms.functions.context import RuleContext, among
-from fxforms.functions.derive import Mapping, mapped_class
+from fxforms.functions.combined import Call, split_class
+from fxforms.functions.context import RuleContext, finish_jvp, materialize
+from fxforms.functions.derive import backward_from_jvp, jvp_from_backward, keep_for_transpose
+from fxforms.functions.loop import is_unmappable, loop, warn_once
+from fxforms.functions.mapped import Mapping, mapped_class
 from fxforms.functions.once import DifferentiatedOnce, is_once_differentiable, run_once
-from fxforms.functions.single_level import apply_single_level, context_class, single_level_class
+from fxforms.functions.packed import Packing, has_trees, packed_class
+from fxforms.functions.signature import Signature
+from fxforms.functions.single_level import (
+    HiddenResidual,
+    apply_single_level,
+    context_class,
+    single_level_class,
+)
 from fxforms.interpreters import VmapInfo
 
 _BASE = torch.autograd.Function
+VMAP_METHODS = ("derive", "loop", "error")
 
 
 class FunctionRules:
-    """What each interpreter asks of one Function class, and how the class is called."""
+    """What each interpreter asks of one Function class, and how the class is called.
+
+    A class in another form than the interpreters take (``ctx`` in ``forward``, pytrees) is called
+    through a derived class in that form, with rules of its own: :attr:`split`, :attr:`packed`,
+    :attr:`mapped`. Each is made at its first use.
+    """
 
     def __init__(self, function: Any) -> None:
         self.function = function
@@ -32,13 +47,18 @@ class FunctionRules:
         self.backward = self._given("backward", "vjp")
         self.jvp = self._given("jvp")
         self.vmap = self._given("vmap")
-        self.generates_vmap: bool = function.generate_vmap_rule
-        self.once = is_once_differentiable(self.backward)
+        self.vmap_method: str = getattr(function, "vmap_method", "derive")
         self._check()
-        self._signature = signature_of(function.forward, self.combined)
-        self.arity = fixed_arity(self._signature)
-        function._backward_cls = context_class(self, function)
-        self.evaluate: Callable[..., Any] = substrate.autograd_apply(function)
+        self.once = is_once_differentiable(self.backward)
+        self.transposes_jvp = self.backward is None and self.jvp is not None
+        self.loops = self.vmap_method == "loop"
+        self.splits = self.combined
+        self.splits_always: bool = getattr(function, "splits_always", False)
+        self.packs = False
+        self.hides_nothing = False
+        self.signature = Signature(function, self.combined)
+        self.arity = self.signature.arity
+        self.evaluate: Callable[..., Any] = substrate.autograd_apply(self._carrier())
 
     def _given(self, *names: str) -> Callable[..., Any] | None:
         """The rule of one of these names that the class defines, None if it defines none."""
@@ -53,94 +73,163 @@ class FunctionRules:
 
     def _check(self) -> None:
         """Raise RuleError if the class contradicts itself."""
-        if self.generates_vmap and self.vmap is not None:
+        if self.function.generate_vmap_rule and self.vmap is not None:
             raise RuleError(
                 f"{self.__name__} has generate_vmap_rule=True and a vmap rule of its own. Keep one."
             )
+        if self.vmap_method not in VMAP_METHODS:
+            raise RuleError(
+                f"{self.__name__} has vmap_method={self.vmap_method!r}; it must be one of "
+                f"{', '.join(map(repr, VMAP_METHODS))}."
+            )
+
+    def _carrier(self) -> Any:
+        """The class that plain autograd runs: the user's, unless its backward is derived."""
+        carrier = self.function
+        if self.transposes_jvp and not self.combined:
+            methods = {
+                "forward": staticmethod(self.function.forward),
+                "setup_context": staticmethod(self.setup_context),
+                "jvp": staticmethod(self.function.jvp),
+            }
+            carrier = substrate.make_function(self.__name__, _BASE, methods)
+        carrier._backward_cls = context_class(self, carrier)
+        return carrier
 
     @cached_property
     def node(self) -> Any:
-        """The single-level Function, made at the first differentiated call."""
+        """The single-level Function."""
         return single_level_class(self)
 
     @cached_property
     def mapped(self) -> FunctionRules:
-        """This Function mapped over a batch, made at the first derived vmap."""
-        return FunctionRules(mapped_class(self))
+        """This Function on a batch."""
+        mapped = FunctionRules(mapped_class(self))
+        mapped.hides_nothing = self.hides_nothing
+        return mapped
 
-    def bind_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """The operands of a call: keywords and defaults in their place by forward's signature."""
+    @cached_property
+    def packed(self) -> FunctionRules:
+        """This Function on the leaves of its arguments."""
+        return FunctionRules(packed_class(self))
+
+    @cached_property
+    def split(self) -> FunctionRules:
+        """This Function without ``ctx`` in ``forward``."""
+        return SplitRules(self)
+
+    def enter(self, operands: tuple[Any, ...]) -> Any:
+        """A call by the user, in whichever form the class and the operands have."""
+        if self.packs or has_trees(operands):
+            return self._enter_packed(operands)
+        if self.splits and (self.splits_always or substrate.transforms_active()):
+            return self._enter_split(operands)
         try:
-            bound = self._signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"{self.__name__}.apply: {error}; forward{self._signature}") from None
-        bound.apply_defaults()
-        return bound.args
+            output = bind(self, operands)
+        except HiddenResidual:
+            self.splits = True  # known from here on
+            return self._enter_split(operands)
+        if isinstance(output, torch.Tensor):
+            return output
+        if has_trees(output if isinstance(output, tuple) else (output,)):
+            self.packs = True  # seen once: from here on the containers are opened first
+            return self._enter_packed(operands)
+        return output
+
+    def _enter_packed(self, operands: tuple[Any, ...]) -> Any:
+        """A call with pytrees among its operands or outputs."""
+        packing, leaves = Packing.of(operands)
+        flat = self.packed.enter((packing, *leaves))
+        return packing.output(flat)
+
+    def _enter_split(self, operands: tuple[Any, ...]) -> Any:
+        """A call of a Function whose residuals the levels must see."""
+        call = Call(operands)
+        outputs = self.split.bind(call, *operands)
+        return outputs[0] if call.single else outputs[: call.count]
 
     def bind(self, *operands: Any) -> Any:
         """The operator, at the level now on top."""
         return bind(self, operands)
 
     def setup_context(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """The user's ``setup_context``."""
-        if self.combined:
-            raise RuleError(
-                f"{self.__name__} writes forward(ctx, ...) and has no setup_context, which "
-                f"differentiating it under a transform needs. Write forward without ctx, and move "
-                f"what it did with ctx to setup_context(ctx, inputs, output)."
-            )
+        """The user's ``setup_context``, and what a derived backward needs beside it."""
         self.function.setup_context(ctx, inputs, output)
+        if self.transposes_jvp:
+            keep_for_transpose(ctx, inputs)
 
     def grad_rule(self, *operands: Any) -> Any:
         """A node of this Function in the graph of the top level."""
-        if self.combined:
-            self.setup_context(None, operands, None)
         return apply_single_level(self.node, operands)
 
     def jvp_rule(self, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
-        """Outputs and their tangents, by the user's ``jvp``."""
-        if self.jvp is None:
-            raise RuleError(
-                f"{self.__name__} has no jvp rule, which forward mode (jvp, jacfwd, hessian) "
-                f"needs. Add a jvp staticmethod, or use reverse mode (vjp, jacrev)."
-            )
-        ctx = RuleContext(tuple([tangent is not None for tangent in tangents]))
+        """Outputs and their tangents, by the user's ``jvp`` or from ``backward``."""
+        if self.jvp is None and self.backward is None:
+            raise self._no_derivative("forward mode (jvp, jacfwd)")
+        ctx = RuleContext(tuple([tangent is not None for tangent in tangents]), lowered=True)
         outputs = self.bind(*primals)
-        self.setup_context(ctx, primals, outputs)
-        if ctx._materialize:
-            tangents = tuple([materialize(p, t) for p, t in zip(primals, tangents)])
-        result = self.jvp(ctx, *tangents)
+        self.function.setup_context(ctx, primals, outputs)
+        flat = outputs if isinstance(outputs, tuple) else (outputs,)
+        if self.jvp is None:
+            result: Any = jvp_from_backward(self, ctx, flat, tangents)
+        else:
+            if ctx.materialize_grads:
+                tangents = tuple([materialize(p, t) for p, t in zip(primals, tangents)])
+            result = self.jvp(ctx, *tangents)
         return finish_jvp(ctx, primals, outputs, result)
 
     def vmap_rule(
         self, info: VmapInfo, in_dims: tuple[int | None, ...], operands: tuple[Any, ...]
     ) -> Any:
-        """The user's ``vmap``, or the Function mapped over the batch."""
+        """The user's ``vmap``, or the Function mapped over the batch, or a loop."""
         if self.vmap is not None:
             return self.vmap(info, in_dims, *operands)
-        if self.generates_vmap:
-            mapping = Mapping(info, in_dims)
-            outputs = self.mapped.bind(mapping, *operands)
-            return outputs, mapping.out_dims
-        raise RuleError(
-            f"{self.__name__} has no vmap rule. Set generate_vmap_rule = True if its methods are "
-            f"written in torch operations, or add vmap(info, in_dims, *args)."
-        )
+        if self.vmap_method == "error":
+            raise RuleError(
+                f'{self.__name__} has no vmap rule and vmap_method = "error". Add '
+                f"vmap(info, in_dims, *args), or drop vmap_method to have the rule derived."
+            )
+        if not self.loops:
+            try:
+                mapping = Mapping(info, in_dims)
+                return self.mapped.bind(mapping, *operands), mapping.out_dims
+            except RuntimeError as error:
+                self.loop_because(error)
+        return loop(self.bind, self.__name__, info, in_dims, operands)
+
+    def loop_because(self, error: RuntimeError) -> None:
+        """Loop over batches from now on if ``error`` says that a body cannot be mapped."""
+        if not is_unmappable(error):
+            raise error
+        if not self.loops:
+            warn_once(self.__name__, error)
+        self.loops = True
 
     def run_backward(self, ctx: Any, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The user's ``backward``, as one gradient for each input."""
-        if self.backward is None:
-            raise RuleError(
-                f"{self.__name__} has no backward rule, which reverse mode (grad, vjp, jacrev, "
-                f".backward()) needs. Add a backward staticmethod, or use forward mode (jvp)."
-            )
+        """One gradient for each input, by the user's ``backward`` or from ``jvp``."""
         if self.once:
-            result = run_once(self.__name__, self.backward, ctx, cotangents)
+            gradients = run_once(self.__name__, self.backward, ctx, cotangents)
         else:
-            result = self.backward(ctx, *cotangents)
-        gradients = result if isinstance(result, tuple) else (result,)
+            gradients = self.run_linear(ctx, cotangents)
         self._check_count(gradients, len(ctx.needs_input_grad))
         return gradients
+
+    def run_linear(self, ctx: Any, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The user's ``backward`` as it is written, whether or not it may be differentiated."""
+        if self.backward is None:
+            if self.jvp is None:
+                raise self._no_derivative("reverse mode (grad, vjp, jacrev, .backward())")
+            return backward_from_jvp(self, ctx, cotangents)
+        backward = self.backward.__wrapped__ if self.once else self.backward  # type: ignore[attr-defined]
+        result = backward(ctx, *cotangents)
+        return result if isinstance(result, tuple) else (result,)
+
+    def _no_derivative(self, mode: str) -> RuleError:
+        """The error for a Function without any derivative rule."""
+        return RuleError(
+            f"{self.__name__} has neither a backward nor a jvp rule, and {mode} needs one. Add a "
+            f"backward or jvp staticmethod; either is derived from the other."
+        )
 
     def _check_count(self, gradients: tuple[Any, ...], count: int) -> None:
         """Raise GradientError unless there is one gradient for each input of forward."""
@@ -148,68 +237,37 @@ class FunctionRules:
             len(gradients) > count and all(g is None for g in gradients[count:])
         ):
             return
-        names = ", ".join(self._signature.parameters)
         raise GradientError(
             f"{self.__name__}.backward returned {counted(len(gradients), 'gradient')} for "
-            f"{counted(count, 'input')} ({names}). Return one for each input of forward, None for "
-            f"one that has no gradient."
+            f"{counted(count, 'input')} ({', '.join(self.signature.names(count))}). Return one for "
+            f"each input of forward, None for one that has no gradient."
         )
+
+
+class SplitRules(FunctionRules):
+    """The rules of a split Function; operand 0 of a call is its Call."""
+
+    def __init__(self, source: FunctionRules) -> None:
+        super().__init__(split_class(source))
+        self.source = source
+        self.hides_nothing = True
+
+    def vmap_rule(
+        self, info: VmapInfo, in_dims: tuple[int | None, ...], operands: tuple[Any, ...]
+    ) -> Any:
+        """The user's ``vmap`` where no level above needs residuals, else the derived rule."""
+        call: Call = operands[0]
+        if self.source.vmap is None or substrate.level_depth() + 1 < call.depth:
+            return super().vmap_rule(info, in_dims, operands)
+        output, out_dims = self.source.vmap(info, in_dims[1:], *operands[1:])
+        call.single = not isinstance(output, tuple)
+        call.count = 1 if call.single else len(output)
+        return (output,) if call.single else output, (out_dims,) if call.single else out_dims
 
 
 def counted(count: int, noun: str) -> str:
     """``count`` and ``noun``, in the plural if need be."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def signature_of(forward: Callable[..., Any], combined: bool) -> inspect.Signature:
-    """The signature by which ``apply`` is called: forward's positional parameters, without ctx."""
-    signature = inspect.signature(forward)
-    kept = []
-    for parameter in signature.parameters.values():
-        if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty:
-            raise RuleError(
-                f"{forward.__qualname__} needs the keyword-only parameter {parameter.name!r}. The "
-                f"operands of a Function are positional: drop the '*' (a caller may still name it)."
-            )
-        if parameter.kind not in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD):
-            kept.append(parameter)
-    drop_ctx = combined and kept and kept[0].kind is not inspect.Parameter.VAR_POSITIONAL
-    return signature.replace(parameters=kept[1:] if drop_ctx else kept)
-
-
-def fixed_arity(signature: inspect.Signature) -> int | None:
-    """How many positional operands make a complete call, None if that varies."""
-    parameters = signature.parameters.values()
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return None
-    return len(parameters)
-
-
-def materialize(primal: Any, tangent: torch.Tensor | None) -> torch.Tensor | None:
-    """``tangent``, or zeros for a tensor without one."""
-    if tangent is None and isinstance(primal, torch.Tensor):
-        return torch.zeros_like(primal)
-    return tangent
-
-
-def finish_jvp(
-    ctx: RuleContext, primals: tuple[Any, ...], outputs: Any, tangents: Any
-) -> tuple[Any, Any]:
-    """Outputs and tangents with what ``ctx`` declares applied, in one structure."""
-    single = not isinstance(outputs, tuple)
-    flat = (outputs,) if single else outputs
-    flat_tangents = list(tangents) if isinstance(tangents, tuple) else [tangents]
-    values = []
-    for index, output in enumerate(flat):
-        if isinstance(output, torch.Tensor) and index < len(flat_tangents):
-            if among(output, ctx._dirty):
-                flat_tangents[index] = materialize(output, flat_tangents[index])
-            elif among(output, primals):
-                output = output.view_as(output)
-            if among(flat[index], ctx._non_differentiable):
-                flat_tangents[index] = None
-        values.append(output)
-    return (values[0] if single else tuple(values)), tuple(flat_tangents)
 
 
 FunctionRules(DifferentiatedOnce)

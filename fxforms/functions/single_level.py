@@ -12,7 +12,8 @@ import torch
 
 from fxforms import _substrate as substrate
 from fxforms.errors import RuleError
-from fxforms.functions.context import NodeContext
+from fxforms.functions.context import NodeContext, among
+from fxforms.functions.derive import Like
 from fxforms.interpreters import current_interpreter
 from fxforms.interpreters.grad import GradInterpreter
 
@@ -40,8 +41,8 @@ def single_level_class(rules: FunctionRules) -> Any:
         with interpreter.lower():
             lowered = rules.bind(*inner)
         outputs = interpreter.wrap(lowered, inner, operands)
-        rules.setup_context(ctx, operands, outputs)
-        check_dirty(rules, getattr(ctx, "dirty_tensors", None), inner, interpreter.level)
+        set_up(rules, ctx, operands, outputs)
+        check_dirty(rules, ctx.dirty_tensors, interpreter.level)
         return outputs
 
     node = substrate.make_function(
@@ -51,12 +52,35 @@ def single_level_class(rules: FunctionRules) -> Any:
     return node
 
 
-def check_dirty(
-    rules: FunctionRules, dirty: tuple[torch.Tensor, ...] | None, inner: tuple[Any, ...], level: int
-) -> None:
+def set_up(rules: FunctionRules, ctx: Any, operands: tuple[Any, ...], outputs: Any) -> None:
+    """The user's ``setup_context``, recording: lower levels can differentiate what it computes."""
+    before = torch.is_grad_enabled(), substrate.forward_grad_enabled()
+    substrate.set_grad_enabled(True)
+    substrate.set_forward_grad_enabled(True)
+    try:
+        rules.setup_context(ctx, operands, outputs)
+    finally:
+        substrate.set_grad_enabled(before[0])
+        substrate.set_forward_grad_enabled(before[1])
+    fixed = ctx.non_differentiable
+    watched = fixed and not (rules.hides_nothing or ctx.dirty_tensors)
+    if watched and any(hides(x, fixed) for x in ctx.to_save or ()):
+        raise HiddenResidual
+
+
+class HiddenResidual(Exception):
+    """An output is marked non-differentiable and saved: to the levels below it is a residual."""
+
+
+def hides(saved: torch.Tensor | None, fixed: tuple[torch.Tensor, ...]) -> bool:
+    """True if ``saved`` is a floating output among those marked non-differentiable."""
+    return saved is not None and among(saved, fixed) and Like.of(saved) is not None
+
+
+def check_dirty(rules: FunctionRules, dirty: tuple[torch.Tensor, ...] | None, level: int) -> None:
     """Raise RuleError if a dirty input is not of this level, so that its change would be lost."""
     for tensor in dirty or ():
-        if any(tensor is x for x in inner):
+        if getattr(tensor, "is_captured", False):
             raise RuleError(
                 f"{rules.__name__} changed a captured tensor of shape {tuple(tensor.shape)} in "
                 f"place under grad (level {level}), and its gradient would be lost. Pass the "

@@ -18,6 +18,7 @@ class GradInterpreter(Interpreter):
 
     def process(self, fn: Primitive, operands: tuple[Any, ...]) -> Any:
         """Attach ``fn``'s node, or pass the call down where nothing here is differentiated."""
+        operands = self.lift(operands)
         if torch.is_grad_enabled() and any(
             isinstance(x, torch.Tensor) and x.requires_grad for x in operands
         ):
@@ -26,6 +27,25 @@ class GradInterpreter(Interpreter):
         with self.lower(torch.is_grad_enabled(), None):
             outputs = fn.bind(*inner)
         return self.wrap(outputs, inner, operands)
+
+    def lift(self, operands: tuple[Any, ...]) -> tuple[Any, ...]:
+        """``operands`` with those captured from lower levels as constants of this one.
+
+        A node would otherwise take what they carry at another level for its own.
+        """
+        level, level_of = self.level, substrate.level_of
+        return tuple(
+            [
+                self.capture(x) if isinstance(x, torch.Tensor) and level_of(x) != level else x
+                for x in operands
+            ]
+        )
+
+    def capture(self, operand: torch.Tensor) -> torch.Tensor:
+        """``operand`` of a lower level as a constant, marked so that a change of it is refused."""
+        captured = substrate.wrap_for_grad(operand, self.level)
+        captured.is_captured = True  # type: ignore[attr-defined]
+        return captured
 
     def unwrap(self, operands: tuple[Any, ...]) -> tuple[Any, ...]:
         """``operands`` as the next lower level sees them."""

@@ -8,7 +8,7 @@ import torch
 
 from fxforms import _substrate as substrate
 from fxforms._tree import flatten
-from fxforms.errors import GradientError, RuleError
+from fxforms.errors import GradientError, RuleError, describe
 from fxforms.interpreters.stack import Interpreter, Lowered, Primitive
 
 
@@ -55,8 +55,8 @@ class JvpInterpreter(Interpreter):
         flat_tangents = [None] * len(flat) if out_tangents is None else flatten(out_tangents)[0]
         if len(flat_tangents) != len(flat):
             raise GradientError(
-                f"{fn.__name__}.jvp returned {len(flat_tangents)} tangents for {len(flat)} outputs "
-                f"(level {self.level}). Return one for each output, None where it is zero."
+                f"{fn.__name__}.jvp (level {self.level}) returned {len(flat_tangents)} tangent(s) "
+                f"for {len(flat)} output(s). Return one for each output, None where it is zero."
             )
         joined = [
             self.join_one(fn, index, output, tangent, primals, operands)
@@ -80,10 +80,11 @@ class JvpInterpreter(Interpreter):
         source = next((x for p, x in zip(primals, operands) if p is output), None)
         if tangent is None:
             return substrate.wrap_for_grad(output, level) if source is None else source
-        if tangent.shape != output.shape:
+        if not isinstance(tangent, torch.Tensor) or tangent.shape != output.shape:
             raise GradientError(
-                f"{fn.__name__}.jvp returned a tangent of shape {tuple(tangent.shape)} for output "
-                f"{index} of shape {tuple(output.shape)} (level {level}). They must be equal."
+                f"{fn.__name__}.jvp (level {level}) returned as tangent of output {index} "
+                f"{describe(tangent)}, but the output is {describe(output)}. Return a tensor of "
+                f"its shape, or None where it is zero."
             )
         dual = substrate.make_dual(
             substrate.wrap_for_grad(output, level), substrate.wrap_for_grad(tangent, level)
@@ -100,7 +101,8 @@ class JvpInterpreter(Interpreter):
                 f"under jvp (level {self.level}), and its tangent would be lost. Pass the tensor "
                 f"to the transformed function as an argument, or clone it first."
             )
-        operand.copy_(dual)
+        with substrate.preserve_version(value):  # the value is the same, so saved copies stay valid
+            operand.copy_(dual)
         return operand
 
     def lower(self) -> Lowered:

@@ -57,10 +57,9 @@ def check_inputs(flat: list[Any], tree: Any, root: str, api: str, func: Callable
         )
 
 
-def check_alive(tensor: torch.Tensor, root: str, api: str, func: Callable[..., Any]) -> None:
-    """Raise EscapedTensorError if ``tensor`` is of a vmap that has ended."""
-    depth = substrate.level_depth()
-    if substrate.level_of(tensor) > depth:
+def check_alive(value: Any, root: str, api: str, func: Callable[..., Any]) -> None:
+    """Raise EscapedTensorError if ``value`` is a tensor of a vmap that has ended."""
+    if isinstance(value, torch.Tensor) and substrate.level_of(value) > substrate.level_depth():
         raise EscapedTensorError(
             f"{api}({name_of(func)}): {root} holds a tensor of a vmap that has ended. Return it "
             f"from the mapped function instead of storing it."

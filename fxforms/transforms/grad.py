@@ -45,6 +45,7 @@ def evaluate(
                 kwargs = {name: wrap_all(value, level) for name, value in kwargs.items()}
             output, aux = split_aux(func(*leaves.args, **kwargs), has_aux, "grad", func)
             check_scalar(output, "grad", func)
+            output = substrate.unwrap_if_dead(output)
             value = substrate.unwrap_for_grad(output, level)
             if has_aux:
                 aux = unwrap_all(aux, level)

@@ -66,7 +66,7 @@ def pull_rows(pullback: Pullback, rows: list[torch.Tensor]) -> list[torch.Tensor
     with vmap_level(size, "error") as level:
         batched = [substrate.add_batch_dim(row, 0, level) for row in rows]
         gradients = pullback.flat(batched, True, create_graph)
-        return [substrate.remove_batch_dim(g, level, size, 0) for g in gradients]
+        return [substrate.take_batch_dim(g, level, size, 0) for g in gradients]
 
 
 def jacrev(
@@ -231,11 +231,12 @@ def push_columns(
         output, tangent, aux = push(func, args, tangents, positions, False, has_aux, "jacfwd")
         outputs, spec = flatten(output)
         columns = [
-            substrate.remove_batch_dim(t, level, width, -1)[..., :size] for t in flatten(tangent)[0]
+            substrate.take_batch_dim(t, level, width, t.dim())[..., :size]
+            for t in flatten(tangent)[0]
         ]
-        outputs = [substrate.remove_batch_dim(x, level, width, 0)[0] for x in outputs]
+        outputs = [substrate.take_batch_dim(x, level, width, 0)[0] for x in outputs]
         if has_aux:
-            aux = map_tensors(lambda x: substrate.remove_batch_dim(x, level, width, 0)[0], aux)
+            aux = map_tensors(lambda x: substrate.take_batch_dim(x, level, width, 0)[0], aux)
     return outputs, columns, spec, aux
 
 

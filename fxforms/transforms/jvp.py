@@ -51,13 +51,14 @@ def make_duals(primals: Any, tangents: Any, api: str, func: Callable[..., Any]) 
 
 def split_dual(
     output: Any, level: int, strict: bool, path: str, api: str, func: Callable[..., Any]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Value and tangent of one output, off ``level``."""
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Value and tangent of one output, off ``level``; None for a tangent that is zero."""
     if not isinstance(output, torch.Tensor):
         raise OutputError(
             f"{api}({name_of(func)}): {path} is {describe(output)}, but every output must be a "
             f"tensor. Return other values through has_aux=True."
         )
+    output = substrate.unwrap_if_dead(output)
     primal = substrate.unwrap_for_grad(output, level)
     tangent = substrate.tangent_of(output)
     if tangent is not None:
@@ -66,7 +67,7 @@ def split_dual(
         raise OutputError(
             f"{api}({name_of(func)}, strict=True): {path} does not depend on the primals."
         )
-    return primal, torch.zeros_like(primal)
+    return primal, None
 
 
 def push(
@@ -103,7 +104,8 @@ def push(
     except RuntimeError as error:
         explain(error, f"{api}({name_of(func)})")
         raise
-    return spec.unflatten([p for p, _ in pairs]), spec.unflatten([t for _, t in pairs]), aux
+    tangent = [torch.zeros_like(p) if t is None else t for p, t in pairs]
+    return spec.unflatten([p for p, _ in pairs]), spec.unflatten(tangent), aux
 
 
 @eager

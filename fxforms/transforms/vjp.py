@@ -119,6 +119,7 @@ def pull(
             output, aux = split_aux(func(*leaves.args), has_aux, api, func)
             flat, spec = flatten(output)
             check_outputs(flat, output, api, func)
+            flat = [substrate.unwrap_if_dead(x) for x in flat]
             value = spec.unflatten([substrate.unwrap_for_grad(x, level) for x in flat])
             if has_aux:
                 aux = unwrap_all(aux, level)

@@ -20,6 +20,7 @@ from fxforms.errors import (
     name_of,
 )
 from fxforms.interpreters import vmap_level
+from fxforms.transforms._arguments import check_alive
 from fxforms.transforms._batch import Batch, read_batch
 from fxforms.transforms._wrapper import transformed
 
@@ -59,6 +60,8 @@ def unbatch(
     func: Callable[..., Any], output: Any, out_dim: int | None, level: int, size: int, path: str
 ) -> Any:
     """One output of the mapped function, with its batch at ``out_dim``."""
+    if isinstance(output, torch.Tensor):
+        output = substrate.unwrap_if_dead(output)
     if out_dim is None:
         if isinstance(output, torch.Tensor) and substrate.level_of(output) == level:
             raise OutputError(
@@ -77,7 +80,7 @@ def unbatch(
             f"vmap({name_of(func)}): {path} has {rank} dims with its batch, so out_dim must lie in "
             f"[{-rank}, {rank}), got {out_dim}."
         )
-    return substrate.remove_batch_dim(output, level, size, out_dim)
+    return substrate.take_batch_dim(output, level, size, out_dim % rank)
 
 
 def explain_unbatched(error: RuntimeError, func: Callable[..., Any]) -> None:
@@ -116,6 +119,8 @@ def run_mapped(
             )
     except RuntimeError as error:
         explain_unbatched(error, func)
+        for index, leaf in enumerate(batch.flat):
+            check_alive(leaf, f"argument {index}", "vmap", func)
         explain(error, f"vmap({name_of(func)})")
         raise
     finally:

@@ -1,0 +1,208 @@
+"""Custom rules for plain functions, by decorators as JAX names them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from fxforms._tree import flatten
+from fxforms.errors import RuleError, StructureError, name_of
+from fxforms.functions.function import Function, FunctionType
+
+
+class _Decorated:
+    """A function with rules of its own; calls bind by the function's signature."""
+
+    missing: str
+
+    def __init__(self, fun: Callable[..., Any], nondiff_argnums: tuple[int, ...] = ()) -> None:
+        functools.update_wrapper(self, fun, updated=())
+        self.fun = fun
+        self._signature = inspect.signature(fun)
+        count = len(self._signature.parameters)
+        self._nondiff = tuple(sorted([i % count for i in nondiff_argnums]))
+        self._function: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._function is None:
+            raise RuleError(f"{name_of(self.fun)} was called before {self.missing} gave it a rule.")
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return self._function.apply(*bound.args)
+
+    def _define(self, **methods: Callable[..., Any]) -> None:
+        """Make the Function of these methods."""
+        attributes: dict[str, Any] = {name: staticmethod(m) for name, m in methods.items()}
+        attributes["splits_always"] = True
+        self._function = FunctionType(name_of(self.fun), (Function,), attributes)
+
+    def _divide(self, values: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
+        """``values`` of the non-differentiable arguments, and of the others."""
+        fixed = [values[i] for i in self._nondiff]
+        return fixed, [v for i, v in enumerate(values) if i not in self._nondiff]
+
+
+class custom_vjp(_Decorated):
+    """A function with a reverse rule of its own; forward mode and vmap are derived.
+
+    Args:
+        fun: any function of pytrees.
+        nondiff_argnums: positions of arguments that are not differentiated; ``bwd`` gets them
+            first.
+
+    ``f.defvjp(fwd, bwd)`` sets the rule: ``fwd(*args)`` returns ``(output, residuals)``, and
+    ``bwd(*nondiff, residuals, cotangent)`` the tuple of gradients of the other arguments, None for
+    one that has none. ``fwd`` is what runs; its residuals may be any pytree.
+
+    Raises:
+        RuleError: called before ``defvjp``.
+
+    Example:
+        >>> import torch, fxforms
+        >>> @fxforms.custom_vjp
+        ... def clipped(x):
+        ...     return x**2
+        >>> clipped.defvjp(lambda x: (x**2, x), lambda x, ct: ((2 * x * ct).clamp(-3, 3),))
+        >>> fxforms.vmap(fxforms.grad(clipped))(torch.tensor([1.0, 5.0]))
+        tensor([2., 3.])
+    """
+
+    missing = "defvjp"
+
+    def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
+        """Set the rule: ``fwd`` and ``bwd`` as the class says."""
+
+        def forward(ctx: Any, *args: Any) -> Any:
+            output, ctx.residuals = fwd(*args)
+            ctx.fixed, _ = self._divide(args)
+            ctx.several = isinstance(output, tuple)
+            return output
+
+        def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+            cotangent = cotangents if ctx.several else cotangents[0]
+            result = bwd(*ctx.fixed, ctx.residuals, cotangent)
+            if not isinstance(result, tuple):
+                raise StructureError(
+                    f"{name_of(self.fun)}: bwd must return the tuple of gradients, got {result!r}."
+                )
+            gradients = iter(result)
+            total = len(ctx.needs_input_grad)
+            return tuple([None if i in self._nondiff else next(gradients) for i in range(total)])
+
+        self._define(forward=forward, backward=backward)
+
+
+class custom_jvp(_Decorated):
+    """A function with a forward rule of its own; reverse mode and vmap are derived.
+
+    Args:
+        fun: any function of pytrees.
+        nondiff_argnums: positions of arguments that are not differentiated; the rule gets
+            them first.
+
+    ``f.defjvp(rule)`` sets ``rule(*nondiff, primals, tangents) -> (output, tangent)``, usable as a
+    decorator. ``f.defjvps(*rules)`` sets one ``rule(tangent, output, *primals)`` for each argument,
+    None for one without derivative; the tangents add up.
+
+    Raises:
+        RuleError: called before ``defjvp``.
+
+    Example:
+        >>> import torch, fxforms
+        >>> @fxforms.custom_jvp
+        ... def cube(x):
+        ...     return x**3
+        >>> cube.defjvps(lambda t, ans, x: 3 * x**2 * t)
+        >>> fxforms.grad(cube)(torch.tensor(2.0))
+        tensor(12.)
+    """
+
+    missing = "defjvp"
+
+    def defjvp(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+        """Set the rule of all arguments."""
+
+        def forward(ctx: Any, *args: Any) -> Any:
+            ctx.args = args
+            return self.fun(*args)
+
+        def jvp(ctx: Any, *tangents: Any) -> Any:
+            fixed, primals = self._divide(ctx.args)
+            _, moving = self._divide(tangents)
+            return rule(*fixed, tuple(primals), tuple(moving))[1]
+
+        self._define(forward=forward, jvp=jvp)
+        return rule
+
+    def defjvps(self, *rules: Callable[..., Any] | None) -> None:
+        """Set one rule for each argument."""
+
+        def forward(ctx: Any, *args: Any) -> Any:
+            ctx.args = args
+            ctx.output = self.fun(*args)
+            return ctx.output
+
+        def jvp(ctx: Any, *tangents: Any) -> Any:
+            parts = [
+                rule(tangent, ctx.output, *ctx.args)
+                for rule, tangent in zip(rules, tangents)
+                if rule is not None
+            ]
+            return functools.reduce(add, parts)
+
+        self._define(forward=forward, jvp=jvp)
+
+
+def add(a: Any, b: Any) -> Any:
+    """The sum of two pytrees of one structure."""
+    flat_a, spec = flatten(a)
+    return spec.unflatten([x + y for x, y in zip(flat_a, flatten(b)[0])])
+
+
+def linear_function(
+    fun: Callable[..., Any], transpose: Callable[[Any], Any]
+) -> Callable[[Any], Any]:
+    """A function that is linear in its one argument, with a given transpose.
+
+    Args:
+        fun: linear; takes and returns a pytree of tensors.
+        transpose: the transposed map: takes a pytree like the output, returns one like the
+            argument.
+
+    Returns:
+        ``fun`` with both derivatives known: forward mode applies it to the tangent, reverse mode
+        applies ``transpose`` to the cotangent.
+
+    Example:
+        >>> import torch, fxforms
+        >>> double = fxforms.linear_function(lambda x: 2 * x, lambda ct: 2 * ct)
+        >>> fxforms.grad(lambda x: double(x).sum())(torch.ones(2))
+        tensor([2., 2.])
+    """
+
+    def forward(ctx: Any, x: Any) -> Any:
+        output = fun(x)
+        ctx.several = isinstance(output, tuple)
+        return output
+
+    def backward(ctx: Any, *cotangents: Any) -> tuple[Any]:
+        return (transpose(cotangents if ctx.several else cotangents[0]),)
+
+    def jvp(ctx: Any, tangent: Any) -> Any:
+        return fun(tangent)
+
+    attributes: dict[str, Any] = {
+        "forward": staticmethod(forward),
+        "backward": staticmethod(backward),
+        "jvp": staticmethod(jvp),
+        "splits_always": True,
+    }
+    function: Any = FunctionType(name_of(fun), (Function,), attributes)
+
+    @functools.wraps(fun, updated=())
+    def call(x: Any) -> Any:
+        return function.apply(x)
+
+    return call

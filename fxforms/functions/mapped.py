@@ -1,0 +1,291 @@
+"""A vmap rule derived from the other rules: the Function mapped over a batch.
+
+The mapped Function is an instance of the operator of its own. Its ``forward``, ``setup_context``,
+``backward`` and ``jvp`` run the user's under a vmap level of their own, so the levels below
+differentiate it by the user's rules, with physical tensors saved on the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fxforms import _substrate as substrate
+from fxforms._tree import map_leaves, map_tensors
+from fxforms.functions.context import RuleContext
+from fxforms.interpreters import VmapInfo, vmap_level
+
+if TYPE_CHECKING:
+    from fxforms.functions.rules import FunctionRules
+
+Dims = tuple[int | None, ...]
+Place = Callable[[Any, int | None], Any]
+
+
+class Mapping:
+    """One call of a mapped Function: how its operands are batched, and its outputs."""
+
+    def __init__(self, info: VmapInfo, in_dims: Dims) -> None:
+        self.info = info
+        self.in_dims = in_dims
+        self.out_dims: Any = None
+
+    def flat_out_dims(self) -> Dims:
+        """``out_dims`` as a tuple, also for a single output."""
+        return self.out_dims if isinstance(self.out_dims, tuple) else (self.out_dims,)
+
+    def run(self, body: Callable[[int], Any]) -> Any:
+        """``body(level)`` under a vmap level of this call's batch."""
+        with vmap_level(self.info.batch_size, self.info.randomness) as level:
+            return body(level)
+
+
+class Slot:
+    """Where in the saved tensors an attribute of ``ctx`` is kept."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+def batch_one(value: Any, dim: int | None, level: int) -> Any:
+    """``value`` batched at ``level`` along ``dim``, or as it is."""
+    if dim is None or not isinstance(value, torch.Tensor):
+        return value
+    return substrate.add_batch_dim(value, dim, level)
+
+
+def batch(values: tuple[Any, ...], dims: Dims, level: int) -> tuple[Any, ...]:
+    """``values`` batched at ``level``."""
+    return tuple([batch_one(value, dim, level) for value, dim in zip(values, dims)])
+
+
+def mapped_class(rules: FunctionRules) -> Any:
+    """The Function that applies ``rules``' Function to a batch; operand 0 is a Mapping."""
+
+    def forward(mapping: Mapping, *operands: Any) -> Any:
+        return mapping.run(lambda level: run_forward(rules, mapping, operands, level))
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        mapping, *operands = inputs
+        mapping.run(lambda level: run_setup(rules, mapping, ctx, tuple(operands), output, level))
+
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        return (None, *run_backward(rules, ctx, cotangents))
+
+    def jvp(ctx: Any, _: None, *tangents: Any) -> Any:
+        return run_jvp(rules, ctx, tangents)
+
+    methods: dict[str, Callable[..., Any]] = {"forward": forward, "setup_context": setup_context}
+    if rules.backward is not None:
+        methods["backward"] = backward
+    if rules.jvp is not None:
+        methods["jvp"] = jvp
+    attributes: dict[str, Any] = {name: staticmethod(body) for name, body in methods.items()}
+    return substrate.make_function(rules.__name__, torch.autograd.Function, attributes)
+
+
+def run_forward(
+    rules: FunctionRules, mapping: Mapping, operands: tuple[Any, ...], level: int
+) -> Any:
+    """The user's ``forward`` on one batch; records ``out_dims`` on ``mapping``."""
+    outputs = rules.function.forward(*batch(operands, mapping.in_dims, level))
+    single = not isinstance(outputs, tuple)
+    pairs = [
+        unbatch_output(output, mapping, operands, level)
+        for output in ((outputs,) if single else outputs)
+    ]
+    values = tuple([value for value, _ in pairs])
+    dims = tuple([dim for _, dim in pairs])
+    mapping.out_dims = dims[0] if single else dims
+    return values[0] if single else values
+
+
+def unbatch_output(
+    output: Any, mapping: Mapping, operands: tuple[Any, ...], level: int
+) -> tuple[Any, int | None]:
+    """The physical output and its batch dim.
+
+    An output that no sample changes is expanded to the batch: its cotangent then arrives one a
+    sample, and summing the gradients of unbatched inputs counts it once.
+    """
+    if not isinstance(output, torch.Tensor):
+        return output, None
+    value, dim = substrate.unwrap_batched(output, level)
+    if dim is None and not any(value is x for x in operands):
+        return value.unsqueeze(0).expand(mapping.info.batch_size, *value.shape), 0
+    return value, dim
+
+
+class Record:
+    """What the mapped ``setup_context`` leaves for ``backward`` and ``jvp``.
+
+    Tensors are kept by the real ``ctx``, those of attributes first, so that every level above wraps
+    them; here are their batch dims and the attributes without them.
+    """
+
+    def __init__(self, mapping: Mapping, context: RuleContext, shapes: tuple[Any, ...]) -> None:
+        self.mapping = mapping
+        self.needs_input_grad = context.needs_input_grad
+        self.lowered = context.lowered
+        self.shapes = shapes
+        self.attributes: dict[str, Any] = {}
+        self.attribute_count = 0
+        self.backward_dims: Dims = ()
+        self.forward_dims: Dims = ()
+
+    def restore(self, saved: tuple[Any, ...], dims: Dims, place: Place) -> RuleContext:
+        """The user's ``ctx``, each tensor and its batch dim put in place by ``place``."""
+        tensors = list(map(place, saved, dims))
+        context = RuleContext(self.needs_input_grad, self.lowered)
+        context.save_for_backward(*tensors[self.attribute_count :])
+        for name, value in self.attributes.items():
+            restored = map_leaves(lambda x: tensors[x.index] if isinstance(x, Slot) else x, value)
+            setattr(context, name, restored)
+        return context
+
+
+def run_setup(
+    rules: FunctionRules,
+    mapping: Mapping,
+    ctx: Any,
+    operands: tuple[Any, ...],
+    output: Any,
+    level: int,
+) -> None:
+    """The user's ``setup_context`` on one batch, its effects carried over to the real ``ctx``."""
+    inputs = batch(operands, mapping.in_dims, level)
+    single = not isinstance(output, tuple)
+    outputs = batch((output,) if single else output, mapping.flat_out_dims(), level)
+    context = RuleContext(ctx.needs_input_grad[1:], ctx.lowered)
+    rules.function.setup_context(context, inputs, outputs[0] if single else outputs)
+
+    def unbatch(tensors: tuple[Any, ...]) -> list[tuple[Any, int | None]]:
+        return [(None, None) if x is None else substrate.unwrap_batched(x, level) for x in tensors]
+
+    shapes = tuple([x.shape if isinstance(x, torch.Tensor) else None for x in inputs])
+    record = Record(mapping, context, shapes)
+    attributes: list[torch.Tensor] = []
+
+    def keep(tensor: torch.Tensor) -> Slot:
+        attributes.append(tensor)
+        return Slot(len(attributes) - 1)
+
+    record.attributes = {k: map_tensors(keep, v) for k, v in context.attributes().items()}
+    record.attribute_count = len(attributes)
+    saved = unbatch((*attributes, *context.to_save))
+    ctx.save_for_backward(*[value for value, _ in saved])
+    record.backward_dims = tuple([dim for _, dim in saved])
+    forward_saved = unbatch((*attributes, *context.saved_tensors))
+    ctx.save_for_forward(*[value for value, _ in forward_saved])
+    record.forward_dims = tuple([dim for _, dim in forward_saved])
+    ctx.mark_dirty(*[value for value, _ in unbatch(context.dirty_tensors)])
+    ctx.mark_non_differentiable(*[value for value, _ in unbatch(context.non_differentiable)])
+    ctx.set_materialize_grads(context.materialize_grads)
+    ctx.record = record
+
+
+def apply_rule(
+    rules: FunctionRules,
+    record: Record,
+    saved: tuple[Any, ...],
+    saved_dims: Dims,
+    args: tuple[Any, ...],
+    arg_dims: Dims,
+    rule: Callable[[RuleContext, tuple[Any, ...]], Sequence[Any]],
+) -> list[tuple[Any, int | None]]:
+    """``rule`` on the whole batch: each result with its batch dim. A loop where it must be."""
+
+    def batched(level: int) -> list[tuple[Any, int | None]]:
+        context = record.restore(saved, saved_dims, lambda x, d: batch_one(x, d, level))
+        results = rule(context, batch(args, arg_dims, level))
+        return [(None, None) if x is None else substrate.unwrap_batched(x, level) for x in results]
+
+    if not rules.loops:
+        try:
+            return record.mapping.run(batched)  # type: ignore[no-any-return]
+        except RuntimeError as error:
+            rules.loop_because(error)
+    samples = []
+    for index in range(record.mapping.info.batch_size):
+
+        def pick(value: Any, dim: int | None, index: int = index) -> Any:
+            return value if dim is None or value is None else value.select(dim, index)
+
+        context = record.restore(saved, saved_dims, pick)
+        samples.append(rule(context, tuple(map(pick, args, arg_dims))))
+    return [(None, None) if x[0] is None else (torch.stack(x), 0) for x in zip(*samples)]
+
+
+def run_backward(
+    rules: FunctionRules, ctx: Any, cotangents: tuple[Any, ...]
+) -> tuple[torch.Tensor | None, ...]:
+    """The user's ``backward`` on one batch; gradients of unbatched inputs are summed over it.
+
+    A rule may return a gradient that broadcasts to its input. Autograd cannot reduce that once the
+    batch dim is in the way, so it is done here, sample by sample.
+    """
+    record: Record = ctx.record
+    mapping = record.mapping
+
+    def rule(context: RuleContext, args: tuple[Any, ...]) -> list[Any]:
+        gradients = rules.run_backward(context, args)
+        return [
+            None if g is None or shape is None else reduce_to(g, shape)
+            for g, shape in zip(gradients, record.shapes)
+        ]
+
+    dims = mapping.flat_out_dims()
+    saved, saved_dims = ctx.saved_tensors, record.backward_dims
+    pairs = apply_rule(rules, record, saved, saved_dims, cotangents, dims, rule)
+    size = mapping.info.batch_size
+    return tuple([place_gradient(g, d, to, size) for (g, d), to in zip(pairs, mapping.in_dims)])
+
+
+def reduce_to(gradient: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """``gradient`` summed to ``shape`` if that broadcasts to it; else as it is, for the engine."""
+    tail = gradient.shape[gradient.dim() - len(shape) :]
+    fits = len(shape) <= gradient.dim() and all(a in (1, b) for a, b in zip(shape, tail))
+    return gradient.sum_to_size(shape) if fits and gradient.shape != shape else gradient
+
+
+def place_gradient(
+    gradient: torch.Tensor | None, dim: int | None, in_dim: int | None, batch_size: int
+) -> torch.Tensor | None:
+    """The physical gradient of an input whose batch dim is ``in_dim``."""
+    if gradient is None:
+        return None
+    if in_dim is None:
+        return gradient if dim is None else gradient.sum(dim)
+    return move_batch(gradient, dim, in_dim, batch_size)
+
+
+def move_batch(value: torch.Tensor, dim: int | None, target: int, batch_size: int) -> torch.Tensor:
+    """``value`` with its batch at ``target``, repeated there if it has none."""
+    if dim is None:
+        value, dim = value.unsqueeze(0).expand(batch_size, *value.shape), 0
+    return value if dim == target else value.movedim(dim, target)
+
+
+def run_jvp(rules: FunctionRules, ctx: Any, tangents: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The user's ``jvp`` on one batch."""
+    record: Record = ctx.record
+    mapping = record.mapping
+
+    def rule(context: RuleContext, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        assert rules.jvp is not None
+        result = rules.jvp(context, *args)
+        return result if isinstance(result, tuple) else (result,)
+
+    saved, saved_dims = ctx.saved_tensors, record.forward_dims
+    pairs = apply_rule(rules, record, saved, saved_dims, tangents, mapping.in_dims, rule)
+    size = mapping.info.batch_size
+    return tuple(
+        [
+            t if t is None or to is None else move_batch(t, d, to, size)
+            for (t, d), to in zip(pairs, mapping.flat_out_dims())
+        ]
+    )

@@ -1,0 +1,52 @@
+"""The signature by which a Function is called: ``forward``'s positional parameters."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from fxforms.errors import RuleError
+
+
+class Signature:
+    """How the arguments of ``apply`` become operands, all positional."""
+
+    def __init__(self, function: Any, combined: bool) -> None:
+        self._name = function.__name__
+        self._signature = _positional(function, combined)
+        parameters = self._signature.parameters.values()
+        varies = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+        self.arity = None if varies else len(parameters)
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """The operands of a call, keywords and defaults in their place."""
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self._name}.apply: {error}; forward{self._signature}") from None
+        bound.apply_defaults()
+        return bound.args
+
+    def names(self, count: int) -> list[str]:
+        """The names of ``count`` operands."""
+        names = [
+            p.name for p in self._signature.parameters.values() if p.kind is not p.VAR_POSITIONAL
+        ]
+        return (names + [f"argument {i}" for i in range(len(names), count)])[:count]
+
+
+def _positional(function: Any, combined: bool) -> inspect.Signature:
+    """``forward``'s signature without ctx and without what ``apply`` cannot pass."""
+    signature = inspect.signature(function.forward)
+    kept = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty:
+            raise RuleError(
+                f"{function.__name__}.forward needs the keyword-only parameter "
+                f"{parameter.name!r}. The operands of a Function are positional: drop the '*' (a "
+                f"caller may still name it)."
+            )
+        if parameter.kind not in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD):
+            kept.append(parameter)
+    drop_ctx = combined and kept and kept[0].kind is not inspect.Parameter.VAR_POSITIONAL
+    return signature.replace(parameters=kept[1:] if drop_ctx else kept)
