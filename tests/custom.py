@@ -131,14 +131,13 @@ class Unmaterialized(fxforms.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor | None, h: Tensor | None) -> Any:
         x, y = ctx.saved_tensors
-        to_x, to_y = [], []
-        if g is not None:
-            to_x.append(4 * x * y * g)
-            to_y.append(2 * x**2 * g)
+        to_x = [] if g is None else [4 * x * y * g]
+        to_y = [] if g is None else [2 * x**2 * g]
         if h is not None:
             to_x.append(y.sin() * h)
             to_y.append(x * y.cos() * h)
-        return sum(to_x) if ctx.needs_input_grad[0] else None, sum(to_y)
+        needed = zip((to_x, to_y), ctx.needs_input_grad)
+        return tuple(sum(to) if to and need else None for to, need in needed)
 
     @staticmethod
     def jvp(ctx: Any, tx: Tensor | None, ty: Tensor | None) -> Any:
