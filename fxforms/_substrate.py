@@ -34,6 +34,8 @@ check_torch_version(torch.__version__)
 from torch import _VF  # noqa: E402
 from torch._C import (  # noqa: E402
     _are_functorch_transforms_active,
+    _enter_dual_level,
+    _exit_dual_level,
     _FunctionBase,
     _functorch,
     _is_fwd_grad_enabled,
@@ -171,7 +173,7 @@ def enter_jvp() -> int:
     global _owns_dual_level
     with _dual_lock:
         if eager_transforms.JVP_NESTING == 0 and forward_ad._current_level < 0:
-            forward_ad.enter_dual_level()  # type: ignore[no-untyped-call]
+            forward_ad._current_level = _enter_dual_level()
             _owns_dual_level = True
         eager_transforms.JVP_NESTING += 1
     return _functorch._jvp_increment_nesting()
@@ -185,7 +187,8 @@ def exit_jvp() -> None:
         eager_transforms.JVP_NESTING -= 1
         if eager_transforms.JVP_NESTING == 0 and _owns_dual_level:
             _owns_dual_level = False
-            forward_ad.exit_dual_level()  # type: ignore[no-untyped-call]
+            _exit_dual_level(level=forward_ad._current_level)
+            forward_ad._current_level = -1
 
 
 _decompositions_loaded = False

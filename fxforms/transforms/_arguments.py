@@ -86,20 +86,23 @@ class Leaves:
         wrapped = [wrap_all(x, level) for x in args] if argnums is not None else list(args)
         positions = range(len(args)) if argnums is None else select(argnums, len(args), api, func)
         for i in positions:
-            wrapped[i] = self._add(args[i], f"args[{i}]", level, api, func)
+            wrapped[i] = self._add(args[i], i, level, api, func)
         self.args = tuple(wrapped)
 
-    def _add(self, arg: Any, root: str, level: int, api: str, func: Callable[..., Any]) -> Any:
+    def _add(self, arg: Any, index: int, level: int, api: str, func: Callable[..., Any]) -> Any:
         """``arg`` with each tensor in it a leaf of the graph."""
-        if isinstance(arg, torch.Tensor):
-            flat, spec = [arg], None
-        else:
-            flat, spec = flatten(arg)
-        check_inputs(flat, arg, root, api, func)
+        is_tensor = isinstance(arg, torch.Tensor)
+        if is_tensor and arg.is_floating_point() and not substrate.is_batched(arg):
+            leaf = substrate.make_leaf(arg, level)
+            self.tensors.append(leaf)
+            self.specs.append(None)
+            return leaf
+        flat, spec = flatten(arg)
+        check_inputs(flat, arg, f"args[{index}]", api, func)
         leaves = [substrate.make_leaf(x, level) for x in flat]
         self.tensors.extend(leaves)
         self.specs.append(spec)
-        return leaves[0] if spec is None else spec.unflatten(leaves)
+        return spec.unflatten(leaves)
 
     def rebuild(self, flat: list[Any]) -> Any:
         """``flat``, one value a leaf, in the structure that ``argnums`` asked for."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fxforms import _substrate as substrate
-from fxforms._tree import flatten, leaf_paths, show
+from fxforms._tree import PyTreeSpec, flatten, is_atom, leaf_paths, show
 from fxforms.errors import ArgumentError, OutputError, StructureError, describe, explain, name_of
 from fxforms.interpreters import jvp_level
 from fxforms.transforms._arguments import (
@@ -22,14 +22,21 @@ from fxforms.transforms._arguments import (
 from fxforms.transforms._wrapper import eager
 
 
+def flatten_args(args: Any) -> tuple[list[Any], PyTreeSpec | int]:
+    """The leaves of ``args`` and their structure; for a tuple of leaves, its length."""
+    if type(args) is tuple and all(map(is_atom, args)):
+        return list(args), len(args)
+    return flatten(args)
+
+
 def make_duals(primals: Any, tangents: Any, api: str, func: Callable[..., Any]) -> Any:
     """``primals`` paired with ``tangents`` at the top jvp level."""
-    flat, spec = flatten(primals)
-    flat_tangents, tangent_spec = flatten(tangents)
+    flat, spec = flatten_args(primals)
+    flat_tangents, tangent_spec = flatten_args(tangents)
     if spec != tangent_spec:
         raise StructureError(
             f"{api}({name_of(func)}): primals and tangents must have one structure, got "
-            f"{show(spec)} and {show(tangent_spec)}."
+            f"{show(flatten(primals)[1])} and {show(flatten(tangents)[1])}."
         )
     if not flat:
         raise ArgumentError(f"{api}({name_of(func)}): no primals to differentiate.")
@@ -46,7 +53,8 @@ def make_duals(primals: Any, tangents: Any, api: str, func: Callable[..., Any]) 
                 f"{api}({name_of(func)}): {leaf_paths(tangents, 'tangents')[index]} is of dtype "
                 f"{tangent.dtype}, but the primal there is of dtype {primal.dtype}. Cast one."
             )
-    return spec.unflatten([substrate.make_dual(p, t) for p, t in zip(flat, flat_tangents)])
+    duals = [substrate.make_dual(p, t) for p, t in zip(flat, flat_tangents)]
+    return tuple(duals) if isinstance(spec, int) else spec.unflatten(duals)
 
 
 def split_dual(

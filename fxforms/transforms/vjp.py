@@ -56,7 +56,7 @@ class Pullback:
             StructureError: ``cotangents`` is not like the output.
         """
         flat, spec = flatten(cotangents)
-        if spec != self._spec:
+        if spec is not self._spec and spec != self._spec:
             raise StructureError(
                 f"{self._api}({name_of(self._func)}): the cotangents must have the structure of "
                 f"the output, {show(self._spec)}, got {show(spec)}."
