@@ -161,22 +161,6 @@ def test_derivatives_of_vmap(op: Op, dims: Any, name: str) -> None:
     assert_trees_close(actual, composition(oracle, oracle.vmap(plain, dims), *args))
 
 
-ATTRIBUTES = pytest.mark.xfail(
-    strict=True,
-    reason="the record of a twice mapped Function hides the tensors among the ctx attributes "
-    "from the outer mapping",
-)
-FORWARD_MODE = pytest.mark.xfail(
-    strict=True,
-    raises=NotImplementedError,
-    reason="the node of a grad level sees the outer tangent of a captured tensor and asks "
-    "autograd's own forward mode for a jvp",
-)
-BY_GRAPH = ("grad", "vjpvjp", "jvpvjp", "vmapgrad")  # by a graph that holds the Function's node
-
-# These give no captured tensor to a Function.
-WITHOUT_CAPTURED = [PAIRS[name] for name in PAIRS if "mark_dirty" in name or "torch" in name]
-
 # in_dims of the inner and of the outer vmap.
 NESTED_DIMS = [((0, None), (None, 0)), ((0, 0), (1, 0)), ((None, 0), (0, 1)), ((0, 0), (0, None))]
 
@@ -184,12 +168,8 @@ NESTED_DIMS = [((0, None), (None, 0)), ((0, 0), (1, 0)), ((None, 0), (0, 1)), ((
 @pytest.mark.parametrize("dims", NESTED_DIMS, ids=str)
 @pytest.mark.parametrize("name", ["value", "grad", "jvp", "vjpvjp", "jvpvjp", "jvpjvp"])
 @pytest.mark.parametrize("place", ["around", "between", "inside"])
-def test_two_vmaps(
-    op: Op, dims: Any, name: str, place: str, request: pytest.FixtureRequest
-) -> None:
+def test_two_vmaps(op: Op, dims: Any, name: str, place: str) -> None:
     inner, outer = dims
-    if op is PAIRS["ctx attributes"] and place == "around" and name in BY_GRAPH:
-        request.applymarker(ATTRIBUTES)
     args = nested_batch(inner, outer)
 
     def run(T: Any, f: Op) -> Any:
@@ -218,12 +198,8 @@ def nested_batch(inner: Any, outer: Any) -> list[Tensor]:
 
 @pytest.mark.parametrize("outer", ["grad", "vmap", "jvp", "plain autograd"])
 @pytest.mark.parametrize("name", ["grad", "jvp", "vjpvjp", "jvpjvp", "vmap", "vmapgrad"])
-def test_a_captured_tensor_of_an_outer_level(
-    op: Op, outer: str, name: str, request: pytest.FixtureRequest
-) -> None:
+def test_a_captured_tensor_of_an_outer_level(op: Op, outer: str, name: str) -> None:
     """y belongs to the outer transform, the inner one knows x alone."""
-    if outer == "jvp" and name in BY_GRAPH and op not in WITHOUT_CAPTURED:
-        request.applymarker(FORWARD_MODE)
     x, y = vec(2), vec(2)
 
     def inside(T: Any, f: Op, y: Tensor) -> Any:

@@ -106,22 +106,11 @@ def test_plain_torch_functions_under_our_transforms(name: str, outer: str) -> No
     assert_trees_close(actual, program(name, oracle, oracle, plain, x, y))
 
 
-INSIDE_JVP = pytest.mark.xfail(
-    strict=True,
-    reason="fxforms opens the dual level without torch's own record of it, so torch.func.jvp "
-    "inside finds none",
-)
-
-
 @pytest.mark.parametrize("first", ["jacrev", "jacfwd"])
 @pytest.mark.parametrize("second", ["jacrev", "jacfwd"])
 @pytest.mark.parametrize("outer", ["fxforms", "torch.func"])
 @pytest.mark.parametrize("op", OURS)
-def test_hessians_across_the_libraries(
-    op: str, outer: str, second: str, first: str, request: pytest.FixtureRequest
-) -> None:
-    if (outer, second, first) == ("fxforms", "jacfwd", "jacfwd"):
-        request.applymarker(INSIDE_JVP)
+def test_hessians_across_the_libraries(op: str, outer: str, second: str, first: str) -> None:
     x, y = vec(2), vec(2)
     expected = oracle.jacrev(oracle.grad(lambda x: loss(plain)(x, y)))(x)
     scalar = lambda x: loss(PAIRS[op])(x, y)  # noqa: E731
@@ -130,7 +119,6 @@ def test_hessians_across_the_libraries(
     assert_close(getattr(EITHER[outer], second)(jacobian)(x), expected)
 
 
-@INSIDE_JVP
 def test_jvp_of_torch_func_inside_ours() -> None:
     x, one = vec(3), torch.ones(3, dtype=torch.float64)
     inner = lambda x: torch.func.jvp(lambda x: x**3, (x,), (one,))[1]  # noqa: E731

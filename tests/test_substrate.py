@@ -42,8 +42,16 @@ def test_batch_dims() -> None:
         value, dim = substrate.unwrap_batched(sample, level)
         assert value is x
         assert dim == 1
-        out = substrate.remove_batch_dim(sample * 2, level, 3, 0)
+        out = substrate.take_batch_dim(sample * 2, level, 3, 0)
     assert torch.equal(out, 2 * x.T)
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1, -2])
+def test_a_tensor_without_a_batch_is_repeated(dim: int) -> None:
+    x = torch.arange(3.0)
+    with vmap_level(3, "error") as level:
+        out = substrate.take_batch_dim(x, level, 3, dim)
+    assert torch.equal(out, torch.stack([x, x, x], dim))
 
 
 def test_duals() -> None:
@@ -62,7 +70,7 @@ def test_the_dual_level_is_open_for_the_outermost_jvp_alone() -> None:
         with jvp_level():
             pass
         with pytest.raises(RuntimeError, match="Nested forward mode"):
-            substrate._enter_dual_level()
+            forward_ad.enter_dual_level()
     with forward_ad.dual_level():
         with jvp_level():
             pass

@@ -12,13 +12,11 @@ import fxforms
 
 
 class TestEscaped(Messages):
-    @pytest.mark.xfail(strict=True, reason="an internal assertion of torch is shown")
     def test_argument_of_vmap(self) -> None:
         self.check_class(
             lambda: fxforms.vmap(energies)(escaped()[0]), fxforms.errors.EscapedTensorError
         )
 
-    @pytest.mark.xfail(strict=True, reason="an internal assertion of torch is shown")
     def test_intermediate_as_argument_of_vmap(self) -> None:
         self.check_class(
             lambda: fxforms.vmap(energies)(escaped()[1]), fxforms.errors.EscapedTensorError

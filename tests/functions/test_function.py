@@ -161,7 +161,6 @@ def test_needs_input_grad(argnums: Any, mapped: str) -> None:
     assert told(lambda: gradient(x, x)) == [(0 in chosen, False, 1 in chosen)]
 
 
-@pytest.mark.xfail(strict=True, reason="a captured tensor of an outer level is counted")
 def test_needs_input_grad_leaves_out_other_levels() -> None:
     x = vec(3)
     inner = lambda x, y: fxforms.grad(lambda y: Told.apply(x, 5, y).sum())(y)  # noqa: E731

@@ -53,10 +53,6 @@ def decorator(request: pytest.FixtureRequest) -> Any:
 
 
 PLACES = ["saved", "attribute", "container"]
-IN_A_CONTAINER = pytest.mark.xfail(
-    strict=True,
-    reason="only bare tensor attributes are guarded: a silent zero for one in a container",
-)
 
 
 @pytest.mark.parametrize("where", PLACES)
@@ -88,9 +84,7 @@ SECOND = {
 }
 
 
-@pytest.mark.parametrize(
-    "where", ["saved", "attribute", pytest.param("container", marks=IN_A_CONTAINER)]
-)
+@pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("name", [name for name in SECOND if name != "linearize"])
 def test_a_second_derivative_raises(decorator: Any, where: str, name: str) -> None:
     with pytest.raises(GradientError, match=r"Sine.backward is marked once_differentiable"):

@@ -87,24 +87,17 @@ CONSTANT = [
 ]
 
 
-REPEATED = pytest.mark.xfail(
-    strict=True,
-    run=False,  # reads outside of a shape, and can end the process
-    reason="torch's remove_batch_dim takes a negative out_dim of an unbatched tensor wrongly",
-)
-
-
 @pytest.mark.parametrize("function", CONSTANT)
 @pytest.mark.parametrize(
     "nesting",
     [
         "jacrev",
-        pytest.param("jacfwd", marks=REPEATED),
+        "jacfwd",
         "jacrev jacrev",
-        pytest.param("jacrev jacfwd", marks=REPEATED),
-        pytest.param("jacfwd jacrev", marks=REPEATED),
-        pytest.param("jacfwd jacfwd", marks=REPEATED),
-        pytest.param("hessian", marks=REPEATED),
+        "jacrev jacfwd",
+        "jacfwd jacrev",
+        "jacfwd jacfwd",
+        "hessian",
     ],
 )
 def test_a_constant_jacobian(nesting: str, function: Any) -> None:
