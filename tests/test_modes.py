@@ -68,9 +68,7 @@ BLOCKED: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", BLOCKED)
 @pytest.mark.parametrize("mapped", [False, True])
-def test_no_grad_inside_blocks_this_level_and_those_below(
-    name: str, mapped: bool
-) -> None:
+def test_no_grad_inside_blocks_this_level_and_those_below(name: str, mapped: bool) -> None:
     def f(x: Tensor) -> Tensor:
         with torch.no_grad():
             constant = BLOCKED[name](x)

@@ -1,8 +1,4 @@
-"""Kinds of program that were reported wrong against other libraries, with their right values.
-
-Programs that need what later parts bring (a checkpoint of our own, derived rules, the combined
-form, lists of tensors as operands) are not here yet.
-"""
+"""Kinds of program that were reported wrong against other libraries, with their right values."""
 
 from __future__ import annotations
 
@@ -14,6 +10,7 @@ from custom import Cube, Product, Triple
 from oracle import vec
 from torch import Tensor
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
 
 import fxforms
 
@@ -62,30 +59,6 @@ def test_hooks_on_saved_tensors_around_a_transform() -> None:
         gradient = fxforms.grad(lambda u: u.sin().sin().sum())(x)
         assert_close(gradient, x.sin().cos() * x.cos())
         assert_close(fxforms.grad(lambda u: Cube.apply(u).sum())(x), 3 * x**2)
-
-
-class Scaled(fxforms.Function):
-    """``x * factor``, the factor given by name."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, factor: float) -> Tensor:
-        return x * factor
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.factor = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        return g * ctx.factor, None
-
-
-def test_an_operand_by_keyword_under_vmap_of_grad() -> None:
-    x = vec(2)
-    actual = fxforms.vmap(fxforms.grad(lambda u: Scaled.apply(u, factor=4.0)))(x)
-    assert_close(actual, torch.full_like(x, 4.0))
 
 
 class LogAddExp(fxforms.Function):
@@ -208,3 +181,108 @@ def test_pullback_through_a_copy_into_a_diagonal() -> None:
 
     u, cotangent = vec(3), vec(3, 4)
     assert_close(fxforms.vjp(f, u)[1](cotangent)[0], torch.diag(cotangent, 1))
+
+
+def test_jacobian_through_a_checkpointed_block() -> None:
+    x = vec(3)
+    block = lambda u: (u.sin() * u).cumsum(0)  # noqa: E731
+    actual = fxforms.jacrev(lambda u: checkpoint(block, u, use_reentrant=False))(x)
+    assert_close(actual, torch.ones(3, 3).double().tril() * (x.sin() + x * x.cos()))
+
+
+def test_hessian_product_through_a_checkpointed_block() -> None:
+    x, v = vec(3), vec(3)
+    f = lambda u: checkpoint(lambda q: Cube.apply(q).sum(), u, use_reentrant=False)  # noqa: E731
+    assert_close(fxforms.grad(lambda u: fxforms.grad(f)(u) @ v)(x), 6 * x * v)
+
+
+class Intermediate(fxforms.Function):
+    """``4 x**2``, with ``2 x`` as a second output that its rules use."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        m = 2 * x
+        return m * m, m
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, _: Any) -> Tensor:
+        (m,) = ctx.saved_tensors
+        return 4 * m * g
+
+
+def test_a_second_derivative_through_a_saved_intermediate() -> None:
+    x = vec(3)
+    f = lambda u: Intermediate.apply(u)[0]  # noqa: E731
+    assert_close(fxforms.vmap(fxforms.grad(f))(x), 8 * x)
+    assert_close(fxforms.vmap(fxforms.grad(fxforms.grad(f)))(x), torch.full_like(x, 8.0))
+
+
+class BackwardOnly(fxforms.Function):
+    """A sigmoid without a jvp."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return torch.sigmoid(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return g * y * (1 - y)
+
+
+class JvpOnly(BackwardOnly):
+    """A sigmoid without a backward."""
+
+    backward = torch.autograd.Function.backward
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_forward(output)
+        ctx.save_for_backward(output)
+
+    jvp = BackwardOnly.backward
+
+
+@BOTH
+@pytest.mark.parametrize("function", [BackwardOnly, JvpOnly])
+def test_a_mode_without_a_rule_of_its_own(jacobian: Any, function: Any) -> None:
+    x = vec(3)
+    y = torch.sigmoid(x)
+    assert_close(jacobian(function.apply)(x), torch.diag(y * (1 - y)))
+    batch = torch.stack([x, 2 * x])
+    z = torch.sigmoid(batch)
+    assert_close(fxforms.vmap(jacobian(function.apply))(batch), torch.diag_embed(z * (1 - z)))
+
+
+class Combined(fxforms.Function):
+    """``cos``, written with ctx in forward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.cos()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return -x.sin() * g
+
+
+def test_ctx_in_forward() -> None:
+    x = vec(3)
+    assert_close(fxforms.grad(lambda u: Combined.apply(u).sum())(x), -x.sin())
+    assert_close(fxforms.vmap(fxforms.grad(Combined.apply))(x), -x.sin())
+    assert_close(fxforms.vmap(fxforms.grad(fxforms.grad(Combined.apply)))(x), -x.cos())
