@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fxforms import Function
 from fxforms.errors import RuleError
 from fxforms.functions.once import is_once_differentiable
 from opinfo_db.checks import BY_NAME, CHECKS
@@ -94,7 +93,7 @@ def check_entry(entry: OpInfo) -> Report:
     check asks for it.
     """
     written = _written(entry)
-    found = {rule: _run_rule(entry, rule, written) for rule in Rule}
+    found = {rule: _run(BY_NAME[_CHECK_OF[rule]], entry, written) for rule in Rule}
     absent = {rule for rule, row in found.items() if row.result == "missing"}
     lacking = frozenset().union(*(_CAPABILITIES[rule] for rule in absent))
     if is_once_differentiable(getattr(entry.op, "backward", None)):
@@ -112,15 +111,6 @@ def _written(entry: OpInfo) -> frozenset[Rule]:
         return frozenset(Rule)
     generated = getattr(entry.op, "generate_vmap_rule", False)
     return written_rules(entry.op) - ({Rule.VMAP} if generated else set())
-
-
-def _run_rule(entry: OpInfo, rule: Rule, written: frozenset[Rule]) -> Row:
-    """Run the check of ``rule`` alone. torch's own Functions derive nothing but a vmap rule."""
-    check = BY_NAME[_CHECK_OF[rule]]
-    derives = issubclass(entry.op, Function) if isinstance(entry.op, type) else True
-    if not derives and rule not in written_rules(entry.op):
-        return Row(check.name, "missing")
-    return _run(check, entry, written)
 
 
 def _run(check: Check, entry: OpInfo, written: frozenset[Rule]) -> Row:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from fxforms import adopt
 from fxforms._tree import flatten
 from opinfo_db.checks.contract import tensors_of
 from opinfo_db.core import OpInfo, SampleInput
@@ -29,6 +30,8 @@ class TargetError(Exception):
 
 def load_entry(path: str, expressions: Sequence[str]) -> OpInfo:
     """The entry of the Function or callable at ``path``, with its own samples or those given.
+
+    A ``torch.autograd.Function`` is adopted, so that the rules it lacks are derived.
 
     Raises:
         TargetError: the import fails, the name is not there or not callable, or nothing gives
@@ -51,7 +54,7 @@ def _load(path: str) -> Any:
         raise TargetError(f"{path}: {type(error).__name__}: {error}") from error
     if not callable(op):
         raise TargetError(f"{path} is a {type(op).__name__}: neither a Function nor a callable.")
-    return op
+    return adopt(op) if isinstance(op, type) and issubclass(op, torch.autograd.Function) else op
 
 
 def _samples(path: str, op: Any, expressions: Sequence[str]) -> Samples:

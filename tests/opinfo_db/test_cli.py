@@ -85,6 +85,15 @@ class Bare(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         return ctx.n * x ** (ctx.n - 1) * g, None
 
+class ForwardOnly(fxforms.Function):
+    @staticmethod
+    def forward(x):
+        return x**2
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
 def scaled(x, weight):
     return (x * weight).sin()
 
@@ -155,11 +164,21 @@ def test_once_differentiable_is_no_failure() -> None:
     assert (found["vjp"], found["vjpvjp"], found["jvpvjp"]) == ("pass", "missing", "missing")
 
 
-def test_a_plain_function_lacks_what_it_does_not_write() -> None:
+def test_a_function_of_torch_is_adopted() -> None:
     report = report_of("Bare", "(torch.randn(3), 3)", "(torch.randn(2, 2), 2)")
     assert not report.failed
-    assert [row.result for row in report.rules] == ["pass", "missing", "missing"]
-    assert results(report)["vjpvjp"] == "pass"
+    assert [row.result for row in report.rules] == ["pass", "derived", "derived"]
+    found = results(report)
+    assert (found["vjpvjp"], found["vmapjvp"]) == ("pass", "derived")
+
+
+def test_what_no_rule_gives_is_missing() -> None:
+    report = report_of("ForwardOnly", "torch.randn(3)")
+    assert not report.failed
+    assert [row.result for row in report.rules] == ["missing", "missing", "derived"]
+    found = results(report)
+    assert (found["forward"], found["vmap"]) == ("pass", "derived")
+    assert (found["vjp"], found["vmapjvp"], found["gradcheck"]) == ("missing",) * 3
 
 
 def test_a_callable_has_no_rules() -> None:
@@ -236,7 +255,7 @@ def test_the_command_itself(module: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert " missing" in done.stdout
+    assert " derived" in done.stdout
     assert " assertions" in done.stdout.splitlines()[-1]
 
 
