@@ -108,6 +108,24 @@ read_saved_tensors: Any = _FunctionBase.saved_tensors.__get__  # type: ignore[at
 __all__ = ["BackwardCFunction", "FunctionMeta"]
 
 
+def level_transforms() -> list[int]:
+    """The transform of each level, outermost first."""
+    handles: Any = _functorch.get_interpreter_stack() or ()
+    return [int(handle.key()) for handle in handles]
+
+
+def dual_level_open() -> bool:
+    """True inside a jvp level or a ``torch.autograd.forward_ad.dual_level``."""
+    return forward_ad._current_level >= 0
+
+
+def unbatched(tensor: torch.Tensor) -> torch.Tensor:
+    """The physical tensor under all vmap levels of ``tensor``."""
+    while _functorch.is_batchedtensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    return tensor
+
+
 def base_value(tensor: torch.Tensor) -> torch.Tensor:
     """The plain tensor under the grad and jvp wrappers of ``tensor``."""
     while _functorch.is_gradtrackingtensor(tensor):

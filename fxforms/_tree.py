@@ -136,4 +136,5 @@ def _broadcast(prefix: Any, spec: PyTreeSpec) -> list[Any]:
 def show(spec: PyTreeSpec) -> str:
     """``spec`` as a message shows it: only the containers, ``*`` for a leaf."""
     text = str(spec)
-    return text.removeprefix("PyTreeSpec(").split(", NoneIsLeaf")[0]
+    inner = text.removeprefix("PyTreeSpec(").split(", NoneIsLeaf")[0]
+    return "a single leaf" if inner == "*" else inner

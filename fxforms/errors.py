@@ -7,6 +7,7 @@ that moved here from ``torch.func`` keeps working.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -54,7 +55,9 @@ def name_of(func: Any) -> str:
     inner = getattr(func, "func", None)  # functools.partial
     if inner is not None and not hasattr(func, "__name__"):
         return f"partial({name_of(inner)})"
-    return str(getattr(func, "__name__", type(func).__name__))
+    name = str(getattr(func, "__name__", type(func).__name__))
+    owner = getattr(func, "__self__", None)  # Cube.apply is called by its class, not as "apply"
+    return f"{owner.__name__}.{name}" if isinstance(owner, type) else name
 
 
 def describe(value: object) -> str:
@@ -84,13 +87,17 @@ _ESCAPE = (
     "where its batch dim goes) instead of storing it."
 )
 _MUTATION = (
-    "A derivative cannot pass through a captured tensor. Give it to the function as an argument, "
-    "or clone it inside the function."
+    "A derivative cannot pass through such a change. Give the tensor to the function as an "
+    "argument, or clone it inside the function."
 )
 UNBATCHED = (
     "Under vmap only a tensor that has the batch can be changed in place by one that has. A tensor "
     "captured from outside, or made inside by a factory such as torch.zeros, has none: map over "
     "it, or make it from a mapped tensor (x.new_zeros, x.clone)."
+)
+_RANDOM = (
+    'Say what a random operation means for a batch: vmap(..., randomness="different") draws a '
+    'number for each sample, randomness="same" one for all.'
 )
 _KNOWN: tuple[tuple[str, type[FxformsError], str], ...] = (
     ("may have escaped from inside a function", EscapedTensorError, _ESCAPE),
@@ -99,7 +106,16 @@ _KNOWN: tuple[tuple[str, type[FxformsError], str], ...] = (
     ("is not possible because there exists a Tensor", MutationError, UNBATCHED),
     ("returned an invalid gradient at index", GradientError, _GRADIENT),
     ("expected Variable or None", GradientError, _GRADIENT),
+    ("called random operation while in randomness error mode", ArgumentError, _RANDOM),
 )
+
+
+def _seen(kind: type[FxformsError], text: str) -> str:
+    """The part of torch's message that tells what was seen."""
+    if kind is GradientError:
+        return f"{text.rstrip('. ')}. "
+    operation = re.search(r"aten::(\w+)", text)
+    return f"{operation[1]} would change a captured tensor in place. " if operation else ""
 
 
 def explain(error: RuntimeError, where: str) -> None:
@@ -109,5 +125,4 @@ def explain(error: RuntimeError, where: str) -> None:
     text = str(error)
     for fragment, kind, advice in _KNOWN:
         if fragment in text:
-            seen = "" if kind is EscapedTensorError else f"{text.rstrip('. ')}. "
-            raise kind(f"{where}: {seen}{advice}") from error
+            raise kind(f"{where}: {_seen(kind, text)}{advice}") from error

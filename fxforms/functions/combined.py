@@ -125,6 +125,21 @@ class Call:
         return context
 
 
+def distinct(operands: tuple[Any, ...]) -> tuple[Any, ...]:
+    """``operands`` with a tensor that is given twice as two objects, for they are told by identity.
+
+    They may be different tensors at the levels above.
+    """
+    seen: set[int] = set()
+    result = []
+    for operand in operands:
+        if isinstance(operand, torch.Tensor) and id(operand) in seen:
+            operand = operand.view_as(operand)
+        seen.add(id(operand))
+        result.append(operand)
+    return tuple(result)
+
+
 def run_body(rules: FunctionRules, ctx: RuleContext, operands: tuple[Any, ...]) -> Any:
     """The user's ``forward`` with ``ctx``, whichever form it has."""
     if rules.combined:
@@ -138,6 +153,7 @@ def split_class(rules: FunctionRules) -> Any:
     """The functional form of ``rules``' Function; operand 0 is a Call, residuals come last."""
 
     def forward(call: Call, *operands: Any) -> tuple[Any, ...]:
+        operands = distinct(operands)
         ctx = call.new_context()
         return call.record(ctx, operands, run_body(rules, ctx, operands))
 

@@ -93,13 +93,34 @@ def materialize(primal: Any, tangent: torch.Tensor | None) -> torch.Tensor | Non
     return tangent
 
 
+def own_memory(tangents: list[Any], given: tuple[Any, ...]) -> None:
+    """Copy a tangent that a rule returned as it was given, or twice.
+
+    Else changing one output in place would change the caller's tangent, or another output's.
+    """
+    seen = {id(x) for x in given}
+    for index, tangent in enumerate(tangents):
+        if isinstance(tangent, torch.Tensor):
+            if id(tangent) in seen:
+                tangents[index] = tangent.clone()
+            seen.add(id(tangent))
+
+
 def finish_jvp(
-    ctx: RuleContext, primals: tuple[Any, ...], outputs: Any, tangents: Any
+    ctx: RuleContext,
+    primals: tuple[Any, ...],
+    given: tuple[Any, ...],
+    outputs: Any,
+    tangents: Any,
 ) -> tuple[Any, Any]:
-    """Outputs and tangents with what ``ctx`` declares applied, in one structure."""
+    """Outputs and tangents with what ``ctx`` declares applied, in one structure.
+
+    ``given`` are the tangents that the rule was given.
+    """
     single = not isinstance(outputs, tuple)
     flat = (outputs,) if single else outputs
     flat_tangents = list(tangents) if isinstance(tangents, tuple) else [tangents]
+    own_memory(flat_tangents, given)
     values = []
     for index, output in enumerate(flat):
         if isinstance(output, torch.Tensor) and index < len(flat_tangents):

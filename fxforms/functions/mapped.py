@@ -14,6 +14,7 @@ import torch
 
 from fxforms import _substrate as substrate
 from fxforms._tree import map_leaves, map_tensors
+from fxforms.errors import GradientError, describe
 from fxforms.functions.context import RuleContext
 from fxforms.interpreters import VmapInfo, vmap_level
 
@@ -278,7 +279,14 @@ def run_jvp(rules: FunctionRules, ctx: Any, tangents: tuple[Any, ...]) -> tuple[
     def rule(context: RuleContext, args: tuple[Any, ...]) -> tuple[Any, ...]:
         assert rules.jvp is not None
         result = rules.jvp(context, *args)
-        return result if isinstance(result, tuple) else (result,)
+        tangents = result if isinstance(result, tuple) else (result,)
+        for index, tangent in enumerate(tangents):
+            if not (tangent is None or isinstance(tangent, torch.Tensor)):
+                raise GradientError(
+                    f"{rules.__name__}.jvp returned as tangent of output {index} "
+                    f"{describe(tangent)}. Return a tensor, or None where it is zero."
+                )
+        return tangents
 
     saved, saved_dims = ctx.saved_tensors, record.forward_dims
     pairs = apply_rule(rules, record, saved, saved_dims, tangents, mapping.in_dims, rule)

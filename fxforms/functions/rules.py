@@ -9,11 +9,13 @@ from typing import Any
 import torch
 
 from fxforms import _substrate as substrate
-from fxforms.errors import GradientError, RuleError
-from fxforms.functions.call import bind
+from fxforms.errors import RuleError
+from fxforms.functions.call import bind, live
 from fxforms.functions.combined import Call, split_class
 from fxforms.functions.context import RuleContext, finish_jvp, materialize
 from fxforms.functions.derive import backward_from_jvp, jvp_from_backward, keep_for_transpose
+from fxforms.functions.faults import check_count, no_derivative, no_vmap_rule
+from fxforms.functions.inline import one_grad, only_vmaps, run_untracked
 from fxforms.functions.loop import is_unmappable, loop, warn_once
 from fxforms.functions.mapped import Mapping, mapped_class
 from fxforms.functions.once import DifferentiatedOnce, is_once_differentiable, run_once
@@ -86,13 +88,14 @@ class FunctionRules:
     def _carrier(self) -> Any:
         """The class that plain autograd runs: the user's, unless its backward is derived."""
         carrier = self.function
-        if self.transposes_jvp and not self.combined:
-            methods = {
-                "forward": staticmethod(self.function.forward),
-                "setup_context": staticmethod(self.setup_context),
-                "jvp": staticmethod(self.function.jvp),
-            }
-            carrier = substrate.make_function(self.__name__, _BASE, methods)
+        if self.transposes_jvp:
+            methods: dict[str, Any] = {"forward": self.function.forward, "jvp": self.function.jvp}
+            if self.combined:
+                methods["forward"] = self.forward_with_ctx
+            else:
+                methods["setup_context"] = self.setup_context
+            attributes = {name: staticmethod(method) for name, method in methods.items()}
+            carrier = substrate.make_function(self.__name__, _BASE, attributes)
         carrier._backward_cls = context_class(self, carrier)
         return carrier
 
@@ -120,9 +123,15 @@ class FunctionRules:
 
     def enter(self, operands: tuple[Any, ...]) -> Any:
         """A call by the user, in whichever form the class and the operands have."""
+        active = substrate.transforms_active()
+        if active and self.vmap is None and not self.loops and only_vmaps(operands):
+            try:
+                return self._enter_inline(operands)
+            except RuntimeError as error:
+                self.loop_because(error)
         if self.packs or has_trees(operands):
             return self._enter_packed(operands)
-        if self.splits and (self.splits_always or substrate.transforms_active()):
+        if self.splits and (active or self.splits_always) and not one_grad(operands):
             return self._enter_split(operands)
         try:
             output = bind(self, operands)
@@ -135,6 +144,15 @@ class FunctionRules:
             self.packs = True  # seen once: from here on the containers are opened first
             return self._enter_packed(operands)
         return output
+
+    def _enter_inline(self, operands: tuple[Any, ...]) -> Any:
+        """A call under vmap levels alone: the body at the level it is called at."""
+        if self.vmap_method == "error":
+            raise no_vmap_rule(self.__name__)
+        operands = live(operands)
+        if self.combined:
+            operands = (RuleContext((False,) * len(operands)), *operands)
+        return run_untracked(self.function.forward, operands)
 
     def _enter_packed(self, operands: tuple[Any, ...]) -> Any:
         """A call with pytrees among its operands or outputs."""
@@ -158,6 +176,13 @@ class FunctionRules:
         if self.transposes_jvp:
             keep_for_transpose(ctx, inputs)
 
+    def forward_with_ctx(self, ctx: Any, *operands: Any) -> Any:
+        """The user's ``forward`` in the combined form, and what a derived backward needs."""
+        output = self.function.forward(ctx, *operands)
+        if self.transposes_jvp:
+            keep_for_transpose(ctx, operands)
+        return output
+
     def grad_rule(self, *operands: Any) -> Any:
         """A node of this Function in the graph of the top level."""
         return apply_single_level(self.node, operands)
@@ -165,7 +190,7 @@ class FunctionRules:
     def jvp_rule(self, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
         """Outputs and their tangents, by the user's ``jvp`` or from ``backward``."""
         if self.jvp is None and self.backward is None:
-            raise self._no_derivative("forward mode (jvp, jacfwd)")
+            raise no_derivative(self.__name__, "forward mode (jvp, jacfwd)")
         ctx = RuleContext(tuple([tangent is not None for tangent in tangents]), lowered=True)
         outputs = self.bind(*primals)
         self.function.setup_context(ctx, primals, outputs)
@@ -176,7 +201,7 @@ class FunctionRules:
             if ctx.materialize_grads:
                 tangents = tuple([materialize(p, t) for p, t in zip(primals, tangents)])
             result = self.jvp(ctx, *tangents)
-        return finish_jvp(ctx, primals, outputs, result)
+        return finish_jvp(ctx, primals, tangents, outputs, result)
 
     def vmap_rule(
         self, info: VmapInfo, in_dims: tuple[int | None, ...], operands: tuple[Any, ...]
@@ -185,10 +210,7 @@ class FunctionRules:
         if self.vmap is not None:
             return self.vmap(info, in_dims, *operands)
         if self.vmap_method == "error":
-            raise RuleError(
-                f'{self.__name__} has no vmap rule and vmap_method = "error". Add '
-                f"vmap(info, in_dims, *args), or drop vmap_method to have the rule derived."
-            )
+            raise no_vmap_rule(self.__name__)
         if not self.loops:
             try:
                 mapping = Mapping(info, in_dims)
@@ -211,37 +233,18 @@ class FunctionRules:
             gradients = run_once(self.__name__, self.backward, ctx, cotangents)
         else:
             gradients = self.run_linear(ctx, cotangents)
-        self._check_count(gradients, len(ctx.needs_input_grad))
+        check_count(self.__name__, self.signature, gradients, len(ctx.needs_input_grad))
         return gradients
 
     def run_linear(self, ctx: Any, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
         """The user's ``backward`` as it is written, whether or not it may be differentiated."""
         if self.backward is None:
             if self.jvp is None:
-                raise self._no_derivative("reverse mode (grad, vjp, jacrev, .backward())")
+                raise no_derivative(self.__name__, "reverse mode (grad, vjp, jacrev, .backward())")
             return backward_from_jvp(self, ctx, cotangents)
         backward = self.backward.__wrapped__ if self.once else self.backward  # type: ignore[attr-defined]
         result = backward(ctx, *cotangents)
         return result if isinstance(result, tuple) else (result,)
-
-    def _no_derivative(self, mode: str) -> RuleError:
-        """The error for a Function without any derivative rule."""
-        return RuleError(
-            f"{self.__name__} has neither a backward nor a jvp rule, and {mode} needs one. Add a "
-            f"backward or jvp staticmethod; either is derived from the other."
-        )
-
-    def _check_count(self, gradients: tuple[Any, ...], count: int) -> None:
-        """Raise GradientError unless there is one gradient for each input of forward."""
-        if len(gradients) == count or (
-            len(gradients) > count and all(g is None for g in gradients[count:])
-        ):
-            return
-        raise GradientError(
-            f"{self.__name__}.backward returned {counted(len(gradients), 'gradient')} for "
-            f"{counted(count, 'input')} ({', '.join(self.signature.names(count))}). Return one for "
-            f"each input of forward, None for one that has no gradient."
-        )
 
 
 class SplitRules(FunctionRules):
@@ -263,11 +266,6 @@ class SplitRules(FunctionRules):
         call.single = not isinstance(output, tuple)
         call.count = 1 if call.single else len(output)
         return (output,) if call.single else output, (out_dims,) if call.single else out_dims
-
-
-def counted(count: int, noun: str) -> str:
-    """``count`` and ``noun``, in the plural if need be."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 FunctionRules(DifferentiatedOnce)

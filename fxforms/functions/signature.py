@@ -13,19 +13,35 @@ class Signature:
 
     def __init__(self, function: Any, combined: bool) -> None:
         self._name = function.__name__
+        self._combined = combined
         self._signature = _positional(function, combined)
         parameters = self._signature.parameters.values()
         varies = any(p.kind is p.VAR_POSITIONAL for p in parameters)
         self.arity = None if varies else len(parameters)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """The operands of a call, keywords and defaults in their place."""
+        """The operands of a call, keywords and defaults in their place.
+
+        As in torch, the combined form gets no defaults: its backward answers for what was given.
+        """
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"{self._name}.apply: {error}; forward{self._signature}") from None
+            raise TypeError(self._explain(error)) from None
+        if self._combined and not kwargs:
+            return args
         bound.apply_defaults()
         return bound.args
+
+    def _explain(self, error: TypeError) -> str:
+        """What to say of arguments that do not fit."""
+        text = f"{self._name}.apply: {error}; forward takes {self._signature}"
+        if not self._combined:
+            return f"{text}."
+        return (
+            f"{text} after ctx. Without a setup_context, forward's first parameter is ctx. Add "
+            f"setup_context(ctx, inputs, output), or write forward(ctx, ...)."
+        )
 
     def names(self, count: int) -> list[str]:
         """The names of ``count`` operands."""

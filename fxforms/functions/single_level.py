@@ -14,6 +14,7 @@ from fxforms import _substrate as substrate
 from fxforms.errors import RuleError
 from fxforms.functions.context import NodeContext, among
 from fxforms.functions.derive import Like
+from fxforms.functions.inline import run_untracked
 from fxforms.interpreters import current_interpreter
 from fxforms.interpreters.grad import GradInterpreter
 
@@ -39,9 +40,15 @@ def single_level_class(rules: FunctionRules) -> Any:
         assert isinstance(interpreter, GradInterpreter)
         inner = interpreter.unwrap(operands)
         with interpreter.lower():
-            lowered = rules.bind(*inner)
+            if rules.combined:  # nothing below is differentiated: see functions/inline.py
+                lowered = run_untracked(rules.forward_with_ctx, (ctx, *inner))
+            else:
+                lowered = rules.bind(*inner)
         outputs = interpreter.wrap(lowered, inner, operands)
-        set_up(rules, ctx, operands, outputs)
+        if rules.combined:
+            lift_marks(ctx, (*inner, *as_tuple(lowered)), (*operands, *as_tuple(outputs)))
+        else:
+            set_up(rules, ctx, operands, outputs)
         check_dirty(rules, ctx.dirty_tensors, interpreter.level)
         return outputs
 
@@ -50,6 +57,23 @@ def single_level_class(rules: FunctionRules) -> Any:
     )
     node._backward_cls = context_class(rules, node)
     return node
+
+
+def as_tuple(output: Any) -> tuple[Any, ...]:
+    """The outputs of a Function as a tuple."""
+    return output if isinstance(output, tuple) else (output,)
+
+
+def lift_marks(ctx: Any, lowered: tuple[Any, ...], lifted: tuple[Any, ...]) -> None:
+    """Let the marks that ``forward`` set on lowered tensors name the lifted ones."""
+
+    def lift(tensors: tuple[torch.Tensor, ...] | None) -> list[torch.Tensor]:
+        return [y for x, y in zip(lowered, lifted) if among(x, tensors or ())]
+
+    if ctx.dirty_tensors:
+        ctx.mark_dirty(*lift(ctx.dirty_tensors))
+    if ctx.non_differentiable:
+        ctx.mark_non_differentiable(*lift(ctx.non_differentiable))
 
 
 def set_up(rules: FunctionRules, ctx: Any, operands: tuple[Any, ...], outputs: Any) -> None:

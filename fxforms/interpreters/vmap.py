@@ -58,7 +58,8 @@ class VmapInterpreter(Interpreter):
                 f"{fn.__name__}.vmap (level {level}) must return the pair (output, out_dims), got "
                 f"{describe(result)}."
             )
-        return self.wrap(fn, *result, inner, operands)
+        known = [(x, d, operand) for (x, d), operand in zip(pairs, operands)]
+        return self.wrap(fn, *result, known)
 
     def info(self) -> VmapInfo:
         """Batch size and randomness of this level."""
@@ -70,17 +71,17 @@ class VmapInterpreter(Interpreter):
         fn: Primitive,
         outputs: Any,
         out_dims: Any,
-        inner: tuple[Any, ...],
-        operands: tuple[Any, ...],
+        known: list[tuple[Any, int | None, Any]],
     ) -> Any:
-        """``outputs`` batched at this level; a returned operand stays the same object."""
+        """``outputs`` batched at this level; a returned operand stays the same object.
+
+        ``known`` holds each operand's physical value, its in_dim and itself.
+        """
         if isinstance(outputs, torch.Tensor) and (out_dims is None or isinstance(out_dims, int)):
-            return self.wrap_one(fn, outputs, out_dims, inner, operands)
+            return self.wrap_one(fn, outputs, out_dims, known)
         flat, spec = flatten(outputs)
         dims = broadcast_prefix(out_dims, spec, f"{fn.__name__}.vmap", "out_dims")
-        wrapped = [
-            self.wrap_one(fn, output, dim, inner, operands) for output, dim in zip(flat, dims)
-        ]
+        wrapped = [self.wrap_one(fn, output, dim, known) for output, dim in zip(flat, dims)]
         return spec.unflatten(wrapped)
 
     def wrap_one(
@@ -88,14 +89,13 @@ class VmapInterpreter(Interpreter):
         fn: Primitive,
         output: Any,
         dim: int | None,
-        inner: tuple[Any, ...],
-        operands: tuple[Any, ...],
+        known: list[tuple[Any, int | None, Any]],
     ) -> Any:
         """One output of a vmap rule, batched along ``dim``."""
         if not isinstance(output, torch.Tensor):
             return output
-        for before, operand in zip(inner, operands):
-            if output is before:
+        for value, in_dim, operand in known:
+            if output is value and dim == in_dim:
                 return operand
         if dim is None:
             return output

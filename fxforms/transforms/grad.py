@@ -27,6 +27,7 @@ def check_scalar(output: Any, api: str, func: Callable[..., Any]) -> None:
 
 
 def evaluate(
+    api: str,
     func: Callable[..., Any],
     argnums: Argnums,
     has_aux: bool,
@@ -40,11 +41,11 @@ def evaluate(
     """
     try:
         with grad_level() as level:
-            leaves = Leaves(args, argnums, level, "grad", func)
+            leaves = Leaves(args, argnums, level, api, func)
             if kwargs:
                 kwargs = {name: wrap_all(value, level) for name, value in kwargs.items()}
-            output, aux = split_aux(func(*leaves.args, **kwargs), has_aux, "grad", func)
-            check_scalar(output, "grad", func)
+            output, aux = split_aux(func(*leaves.args, **kwargs), has_aux, api, func)
+            check_scalar(output, api, func)
             output = substrate.unwrap_if_dead(output)
             value = substrate.unwrap_for_grad(output, level)
             if has_aux:
@@ -53,7 +54,7 @@ def evaluate(
             cotangent = torch.ones((), dtype=value.dtype, device=value.device)
         gradients = backward([output], [cotangent], leaves.tensors, False, torch.is_grad_enabled())
     except RuntimeError as error:
-        explain(error, f"grad({name_of(func)})")
+        explain(error, f"{api}({name_of(func)})")
         raise
     return leaves.rebuild(gradients), value, aux
 
@@ -89,7 +90,7 @@ def grad(
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        gradient, _, aux = evaluate(func, argnums, has_aux, args, kwargs)
+        gradient, _, aux = evaluate("grad", func, argnums, has_aux, args, kwargs)
         return (gradient, aux) if has_aux else gradient
 
     return transformed(func, run)
@@ -112,7 +113,7 @@ def grad_and_value(
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        gradient, value, aux = evaluate(func, argnums, has_aux, args, kwargs)
+        gradient, value, aux = evaluate("grad_and_value", func, argnums, has_aux, args, kwargs)
         return gradient, ((value, aux) if has_aux else value)
 
     return transformed(func, run)
@@ -135,7 +136,7 @@ def value_and_grad(
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        gradient, value, aux = evaluate(func, argnums, has_aux, args, kwargs)
+        gradient, value, aux = evaluate("value_and_grad", func, argnums, has_aux, args, kwargs)
         return ((value, aux) if has_aux else value), gradient
 
     return transformed(func, run)

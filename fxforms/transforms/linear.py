@@ -10,7 +10,7 @@ import torch
 from fxforms._tree import flatten, leaf_paths, map_leaves, show
 from fxforms.errors import ArgumentError, StructureError, describe, name_of
 from fxforms.transforms._wrapper import eager
-from fxforms.transforms.grad import grad_and_value
+from fxforms.transforms.grad import evaluate
 from fxforms.transforms.jvp import push
 from fxforms.transforms.vjp import pull
 
@@ -99,6 +99,10 @@ def hvp(func: Callable[..., Any], primals: Any, tangents: Any, *, has_aux: bool 
             f"{describe(primals)}. Write (x,) for one argument."
         )
     every = tuple(range(len(primals)))
-    gradient = grad_and_value(func, every, has_aux)
+
+    def gradient(*args: Any) -> tuple[Any, Any]:
+        found, value, aux = evaluate("hvp", func, every, has_aux, args, {})
+        return found, (value, aux)
+
     _, product, value = push(gradient, primals, tangents, None, False, True, "hvp")
-    return (value[0], product, value[1]) if has_aux else (value, product)
+    return (value[0], product, value[1]) if has_aux else (value[0], product)

@@ -51,9 +51,9 @@ use vjp or jacrev, which take outputs of any shape.""",
         self.check(
             lambda: fxforms.hvp(energies, (X,), (X,)),
             """\
-OutputError: grad(energies): the function must return one real floating tensor
-of shape (), got a torch.float32 tensor of shape (3,). Reduce it to a scalar,
-for instance with .sum(), or use vjp or jacrev, which take outputs of any shape.""",
+OutputError: hvp(energies): the function must return one real floating tensor of
+shape (), got a torch.float32 tensor of shape (3,). Reduce it to a scalar, for
+instance with .sum(), or use vjp or jacrev, which take outputs of any shape.""",
         )
 
     def test_integer_input(self) -> None:
@@ -143,7 +143,7 @@ or complex tensor. Return other values through has_aux=True.""",
             lambda: fxforms.vjp(energies, X)[1]((X, X)),
             """\
 StructureError: vjp(energies): the cotangents must have the structure of the
-output, *, got (*, *).""",
+output, a single leaf, got (*, *).""",
         )
 
     def test_cotangent_with_keys_in_another_order(self) -> None:

@@ -30,8 +30,8 @@ class TestFunctions(Messages):
             lambda: fxforms.grad(lambda x: Bare.apply(x).sum())(X),
             """\
 RuleError: Bare has neither a backward nor a jvp rule, and reverse mode (grad,
-vjp, jacrev, .backward()) needs one. Add a backward or jvp staticmethod; either
-is derived from the other.""",
+vjp, jacrev, .backward()) needs one. Add a backward or a jvp staticmethod;
+either is derived from the other.""",
         )
 
     def test_no_backward_in_plain_autograd(self) -> None:
@@ -39,8 +39,8 @@ is derived from the other.""",
             lambda: Bare.apply(X.clone().requires_grad_()).sum().backward(),
             """\
 RuleError: Bare has neither a backward nor a jvp rule, and reverse mode (grad,
-vjp, jacrev, .backward()) needs one. Add a backward or jvp staticmethod; either
-is derived from the other.""",
+vjp, jacrev, .backward()) needs one. Add a backward or a jvp staticmethod;
+either is derived from the other.""",
         )
 
     def test_no_jvp(self) -> None:
@@ -48,7 +48,7 @@ is derived from the other.""",
             lambda: fxforms.jvp(Bare.apply, (X,), (X,)),
             """\
 RuleError: Bare has neither a backward nor a jvp rule, and forward mode (jvp,
-jacfwd) needs one. Add a backward or jvp staticmethod; either is derived from
+jacfwd) needs one. Add a backward or a jvp staticmethod; either is derived from
 the other.""",
         )
 
@@ -165,23 +165,24 @@ for an output without one.""",
             lambda: fxforms.vmap(mapping(lambda x, d: (x, (0, 0))))(BATCH),
             """\
 StructureError: Mapped.vmap: out_dims=(0, 0) does not match the structure it
-describes, *. Give one entry for all of it, or a tree that agrees with its top.""",
+describes, a single leaf. Give one entry for all of it, or a tree that agrees
+with its top.""",
         )
 
     def test_wrong_number_of_operands(self) -> None:
         self.check(
             lambda: Cube.apply(X, X),
             """\
-TypeError: Cube.apply: too many positional arguments; forward(x: 'Tensor') ->
-'Tensor'""",
+TypeError: Cube.apply: too many positional arguments; forward takes (x:
+'Tensor') -> 'Tensor'.""",
         )
 
     def test_unknown_keyword(self) -> None:
         self.check(
             lambda: Cube.apply(X, factor=2),
             """\
-TypeError: Cube.apply: got an unexpected keyword argument 'factor'; forward(x:
-'Tensor') -> 'Tensor'""",
+TypeError: Cube.apply: got an unexpected keyword argument 'factor'; forward
+takes (x: 'Tensor') -> 'Tensor'.""",
         )
 
     def test_custom_function_call_of_something_else(self) -> None:

@@ -15,11 +15,8 @@ class TestInPlace(Messages):
         self.check(
             lambda: fxforms.grad(lambda x: adding(CAPTURED)(x).sum())(X),
             """\
-MutationError: grad(<lambda>): During a grad (vjp, jvp, grad, etc) transform,
-the function provided attempted to call in-place operation (aten::add_.Tensor)
-that would mutate a captured Tensor. This is not supported; please rewrite the
-function being transformed to explicitly accept the mutated Tensor(s) as inputs.
-A derivative cannot pass through a captured tensor. Give it to the function as
+MutationError: grad(<lambda>): add_ would change a captured tensor in place. A
+derivative cannot pass through such a change. Give the tensor to the function as
 an argument, or clone it inside the function.""",
         )
 
@@ -27,11 +24,8 @@ an argument, or clone it inside the function.""",
         self.check(
             lambda: fxforms.jvp(adding(CAPTURED), (X,), (X,)),
             """\
-MutationError: jvp(<lambda>): During a grad (vjp, jvp, grad, etc) transform, the
-function provided attempted to call in-place operation (aten::add_.Tensor) that
-would mutate a captured Tensor. This is not supported; please rewrite the
-function being transformed to explicitly accept the mutated Tensor(s) as inputs.
-A derivative cannot pass through a captured tensor. Give it to the function as
+MutationError: jvp(<lambda>): add_ would change a captured tensor in place. A
+derivative cannot pass through such a change. Give the tensor to the function as
 an argument, or clone it inside the function.""",
         )
 
@@ -50,15 +44,10 @@ tensor (x.new_zeros, x.clone).""",
         self.check(
             lambda: fxforms.vmap(setting(CAPTURED))(BATCH),
             """\
-MutationError: vmap(body): vmap: inplace arithmetic(self, *extra_args) is not
-possible because there exists a Tensor `other` in extra_args that has more
-elements than `self`. This happened due to `other` being vmapped over but `self`
-not being vmapped over in a vmap. Please try to use out-of-place operators
-instead of inplace arithmetic. If said operator is being called inside the
-PyTorch framework, please file a bug report instead. Under vmap only a tensor
-that has the batch can be changed in place by one that has. A tensor captured
-from outside, or made inside by a factory such as torch.zeros, has none: map
-over it, or make it from a mapped tensor (x.new_zeros, x.clone).""",
+MutationError: vmap(body): Under vmap only a tensor that has the batch can be
+changed in place by one that has. A tensor captured from outside, or made inside
+by a factory such as torch.zeros, has none: map over it, or make it from a
+mapped tensor (x.new_zeros, x.clone).""",
         )
 
     def test_captured_by_a_function_under_grad(self) -> None:

@@ -110,7 +110,8 @@ tensors. Give that output out_dim None to pass it through.""",
             lambda: fxforms.vmap(energies, out_dims=(0, 1))(BATCH),
             """\
 StructureError: vmap(energies): out_dims=(0, 1) does not match the structure it
-describes, *. Give one entry for all of it, or a tree that agrees with its top.""",
+describes, a single leaf. Give one entry for all of it, or a tree that agrees
+with its top.""",
         )
 
     def test_out_dim_out_of_range(self) -> None:

@@ -27,14 +27,7 @@ class CombinedProduct(fxforms.Function):
         return g * y, g * x
 
 
-SAME = pytest.mark.xfail(
-    strict=True,
-    reason="saved operands are told apart by identity below the levels: a silent wrong value "
-    "where one tensor is given for two of them",
-)
-
-
-@pytest.mark.parametrize("same", [False, pytest.param(True, marks=SAME)])
+@pytest.mark.parametrize("same", [False, True])
 def test_second_derivatives_at_a_point_with_equal_arguments(same: bool) -> None:
     x = vec(3)
     y = x if same else x.clone()

@@ -116,8 +116,52 @@ def test_a_fast_path_passes_a_level_without_its_tensors(
     }[rule]
     for transform in transforms:
         assert transform(lambda x: Cube.apply(constant).sum() * x.sum())(x).shape[:1] == (3,)
+        # Under vmap alone a derived rule is not needed either; plain autograd brings it back.
+        x.requires_grad_(rule == "vmap_rule")
         with pytest.raises(AssertionError, match=rule):
             transform(lambda x: Cube.apply(x).sum())(x)
+
+
+def test_a_body_under_vmap_alone_runs_at_its_own_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing below differentiates: the operator is not entered, and the value is the same."""
+
+    def forbidden(*args: Any) -> None:
+        raise AssertionError("vmap_rule")
+
+    x = torch.arange(6.0).view(2, 3)
+    expected = (x**3).sum(1)
+    monkeypatch.setattr(FunctionRules, "vmap_rule", forbidden)
+    for mapped in (fxforms.vmap, lambda f: fxforms.vmap(lambda row: fxforms.vmap(f)(row).sum())):
+        got = mapped(lambda x: Cube.apply(x).sum() if x.dim() else Cube.apply(x))(x)
+        assert torch.equal(got, expected)
+    with pytest.raises(AssertionError, match="vmap_rule"):
+        fxforms.vmap(fxforms.grad(lambda x: Cube.apply(x).sum()))(x)
+
+
+def test_a_combined_body_under_one_grad_level_is_not_split(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing below differentiates: the node runs the body with its own ctx."""
+
+    class Square(fxforms.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            return 2 * ctx.saved_tensors[0] * g
+
+    def forbidden(*args: Any) -> None:
+        raise AssertionError("split")
+
+    x = torch.tensor([1.0, 3.0])
+    first = fxforms.grad(lambda x: Square.apply(x).sum())
+    monkeypatch.setattr(FunctionRules, "_enter_split", forbidden)
+    assert torch.equal(first(x), 2 * x)
+    with pytest.raises(AssertionError, match="split"):
+        fxforms.grad(lambda x: first(x).sum())(x)
 
 
 def test_torch_functionalize_has_no_interpreter() -> None:

@@ -1,0 +1,45 @@
+"""What is wrong with a Function's rules, said to its author."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fxforms.errors import GradientError, RuleError
+from fxforms.functions.signature import Signature
+
+
+def no_vmap_rule(name: str) -> RuleError:
+    """The error for a Function whose author wants no derived vmap rule."""
+    return RuleError(
+        f'{name} has no vmap rule and vmap_method = "error". Add vmap(info, in_dims, *args), or '
+        f"drop vmap_method to have the rule derived."
+    )
+
+
+def no_derivative(name: str, mode: str) -> RuleError:
+    """The error for a Function without any derivative rule."""
+    return RuleError(
+        f"{name} has neither a backward nor a jvp rule, and {mode} needs one. Add a backward or a "
+        f"jvp staticmethod; either is derived from the other."
+    )
+
+
+def check_count(name: str, signature: Signature, gradients: tuple[Any, ...], count: int) -> None:
+    """Raise GradientError unless there is one gradient for each input of forward.
+
+    As in torch, more of them may follow if they are None.
+    """
+    if len(gradients) == count or (
+        len(gradients) > count and all(g is None for g in gradients[count:])
+    ):
+        return
+    raise GradientError(
+        f"{name}.backward returned {counted(len(gradients), 'gradient')} for "
+        f"{counted(count, 'input')} ({', '.join(signature.names(count))}). Return one for each "
+        f"input of forward, None for one that has no gradient."
+    )
+
+
+def counted(count: int, noun: str) -> str:
+    """``count`` and ``noun``, in the plural if need be."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
