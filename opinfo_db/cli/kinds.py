@@ -34,7 +34,7 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         "Sparse tensors",
-        r"Sparse",
+        r"[Ss]parse",
         "A sample or a result is sparse; the levels wrap strided tensors only.",
     ),
     Kind(
@@ -58,9 +58,9 @@ KINDS: tuple[Kind, ...] = (
         "torch has no rule for a batch of this operator.",
     ),
     Kind(
-        "Memory layout of a batch",
-        r"memory_format|channels_last|with stride 1|is invalid for input of size",
-        "torch's rule for a batch asks for a layout or a rank that the batch does not have.",
+        "Shape or layout of a batch",
+        r"memory_format|channels_last|with stride 1|invalid for input of size|must match the size",
+        "torch's rule for a batch asks for a shape or a layout that the batch does not have.",
     ),
     Kind(
         "A Function without the rule",

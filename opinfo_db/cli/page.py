@@ -34,16 +34,17 @@ def _introduction(records: Sequence[Record]) -> str:
     """What was measured and how it was judged."""
     return f"""# Coverage of torch's operators
 
-Made by `python -m opinfo_db coverage --page docs/coverage.md`; do not edit. torch \
-{torch.__version__}, float32, CPU, every operator of torch's database that supports autograd, its
-first {"two" if SAMPLES == 2 else SAMPLES} samples each: {summary_line(records)}.
+Made by `python -m opinfo_db coverage --page docs/coverage.md`; do not edit. torch
+{torch.__version__}, float32, CPU: every operator of torch's database that supports autograd, its
+first {SAMPLES} samples each. {summary_line(records)}.
 
 A pair of operator and composition is *right* if every case of it equals the oracle within
 tolerance: plain autograd for reverse mode, the transposed pullback or a finite difference for
 forward mode, a loop over the batch for `vmap`. With `vmap`, up to {IN_DIMS} choices of `in_dims`
-are cases: all tensors at 0, all at -1, only the first. It is *skipped* if torch declares that the
-derivative does not exist, or if the oracle cannot run. All else is *failed*, whatever the cause.
-`torch.func` is measured in the same way, on the same samples."""
+are cases: all tensors at 0, all at -1, only the first. A case whose oracle cannot run is left out.
+A pair is *skipped* if no case is left, or if torch declares that the derivative does not exist.
+All else is *failed*, whatever the cause, and be it the oracle that is wrong. `torch.func` is
+measured in the same way, on the same samples."""
 
 
 def _differences(found: Sequence[Pair]) -> list[str]:

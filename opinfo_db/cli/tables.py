@@ -47,5 +47,5 @@ def summary_line(records: Iterable[Record]) -> str:
     minutes = sum(record.seconds for record in records) / 60
     return (
         f"{len(records)} operators, {assertions(records)} assertions, "
-        f"{minutes:.1f} minutes of process time"
+        f"{minutes:.1f} minutes over all shards"
     )

@@ -20,97 +20,6 @@ from opinfo_db.cli.check import Failure, Report, Row, check_entry
 from opinfo_db.cli.render import print_report
 from opinfo_db.cli.target import TargetError, load_entry
 
-MODULE = """
-import torch
-import fxforms
-
-class Cube(fxforms.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x):
-        return x**3
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return 3 * x**2 * g
-
-    @staticmethod
-    def jvp(ctx, t):
-        (x,) = ctx.saved_tensors
-        return 3 * x**2 * t
-
-    @staticmethod
-    def sample_inputs(device, dtype, requires_grad):
-        yield torch.zeros(3, device=device, dtype=dtype, requires_grad=requires_grad)
-        yield torch.rand(3, device=device, dtype=dtype, requires_grad=requires_grad)
-
-class WrongSign(Cube):
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return -3 * x**2 * g
-
-class WrongSecond(Cube):
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return 3 * x.detach() ** 2 * g
-
-class Once(Cube):
-    @staticmethod
-    @fxforms.once_differentiable
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return 3 * x**2 * g
-
-class Bare(torch.autograd.Function):
-    @staticmethod
-    def forward(x, n):
-        return x**n
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(inputs[0])
-        ctx.n = inputs[1]
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return ctx.n * x ** (ctx.n - 1) * g, None
-
-class ForwardOnly(fxforms.Function):
-    @staticmethod
-    def forward(x):
-        return x**2
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-def scaled(x, weight):
-    return (x * weight).sin()
-
-constant = 3
-"""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a module of Functions, as a user would have it."""
-    folder = tmp_path_factory.mktemp("project")
-    (folder / "checked_functions.py").write_text(MODULE)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(folder))
-        load_entry("checked_functions:Cube", [])
-    return folder
-
 
 def report_of(name: str, *samples: str) -> Report:
     return check_entry(load_entry(f"checked_functions:{name}", samples))
@@ -242,13 +151,13 @@ def test_exit_codes() -> None:
     assert run_main("check", "checked_functions:Nothing")[0] == 2
 
 
-def test_the_command_itself(module: Path) -> None:
+def test_the_command_itself() -> None:
     """From the folder of the module, as a user runs it; one sample, given as an expression."""
     command = ["-m", "opinfo_db", "check", "checked_functions:Bare"]
     arguments = ["--sample", "(torch.linspace(1, 2, 3), 3)"]
     done = subprocess.run(
         [sys.executable, *command, *arguments],
-        cwd=module,
+        cwd=Path(__file__).parent,
         env={"PYTHONPATH": str(Path(__file__).parents[2]), "COLUMNS": "100"},
         capture_output=True,
         text=True,
