@@ -9,6 +9,7 @@ from fxforms.functions import (
     custom_function_call,
     custom_jvp,
     custom_vjp,
+    custom_vmap,
     linear_function,
     once_differentiable,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "custom_function_call",
     "custom_jvp",
     "custom_vjp",
+    "custom_vmap",
     "errors",
     "functional_call",
     "grad",

@@ -34,6 +34,7 @@ check_torch_version(torch.__version__)
 from torch import _VF  # noqa: E402
 from torch._C import (  # noqa: E402
     _are_functorch_transforms_active,
+    _autograd,
     _enter_dual_level,
     _exit_dual_level,
     _FunctionBase,
@@ -84,6 +85,10 @@ set_forward_grad_enabled = _set_fwd_grad_enabled
 forward_grad_enabled = _is_fwd_grad_enabled
 requires_grad_allowed = _functorch.get_inplace_requires_grad_allowed
 set_requires_grad_allowed = _functorch.set_inplace_requires_grad_allowed
+_hooks: Any = _autograd
+saved_hooks_message = _hooks._saved_tensors_hooks_get_disabled_error_message
+disable_saved_hooks = _hooks._saved_tensors_hooks_disable
+enable_saved_hooks = _hooks._saved_tensors_hooks_enable
 single_level_allowed = _functorch.get_single_level_autograd_function_allowed
 set_single_level_allowed = _functorch.set_single_level_autograd_function_allowed
 
@@ -112,6 +117,11 @@ def level_transforms() -> list[int]:
     """The transform of each level, outermost first."""
     handles: Any = _functorch.get_interpreter_stack() or ()
     return [int(handle.key()) for handle in handles]
+
+
+def saved_hooks_active() -> bool:
+    """True inside ``torch.autograd.graph.saved_tensors_hooks``, ``save_on_cpu`` and the like."""
+    return _hooks._top_saved_tensors_default_hooks(False) is not None
 
 
 def dual_level_open() -> bool:

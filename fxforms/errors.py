@@ -69,6 +69,10 @@ def describe(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
+class UnsupportedError(FxformsError, RuntimeError):
+    """A feature of torch's autograd was used where it has no right meaning inside a transform."""
+
+
 class MutationError(FxformsError, RuntimeError):
     """A transformed function changed in place a tensor that cannot carry the change."""
 
@@ -99,6 +103,16 @@ _RANDOM = (
     'Say what a random operation means for a batch: vmap(..., randomness="different") draws a '
     'number for each sample, randomness="same" one for all.'
 )
+_INNER = (
+    "Inside a transform, write fxforms.grad(g)(v) in place of v.requires_grad_() with "
+    "torch.autograd.grad(g(v), v) or g(v).backward(); it gives the same numbers and composes."
+)
+_DATA = "Write x.detach() in place of x.data."
+SAVED_HOOKS = (
+    "Saved-tensor hooks (saved_tensors_hooks, save_on_cpu) run without recording, so the "
+    "derivative that an outer level takes through what they return would be a silent zero. Use "
+    "them around a first derivative only."
+)
 _KNOWN: tuple[tuple[str, type[FxformsError], str], ...] = (
     ("may have escaped from inside a function", EscapedTensorError, _ESCAPE),
     ("batched == nullptr", EscapedTensorError, _ESCAPE),
@@ -106,6 +120,10 @@ _KNOWN: tuple[tuple[str, type[FxformsError], str], ...] = (
     ("is not possible because there exists a Tensor", MutationError, UNBATCHED),
     ("returned an invalid gradient at index", GradientError, _GRADIENT),
     ("expected Variable or None", GradientError, _GRADIENT),
+    ("attempting to call Tensor.requires_grad_()", UnsupportedError, _INNER),
+    ("backward() called inside a functorch transform", UnsupportedError, _INNER),
+    ("accessing `data` under vmap", UnsupportedError, _DATA),
+    ("Saved-tensor hooks (saved_tensors_hooks", UnsupportedError, ""),
     ("called random operation while in randomness error mode", ArgumentError, _RANDOM),
 )
 
@@ -114,6 +132,8 @@ def _seen(kind: type[FxformsError], text: str) -> str:
     """The part of torch's message that tells what was seen."""
     if kind is GradientError:
         return f"{text.rstrip('. ')}. "
+    if kind is UnsupportedError:
+        return text if text == SAVED_HOOKS else ""
     operation = re.search(r"aten::(\w+)", text)
     return f"{operation[1]} would change a captured tensor in place. " if operation else ""
 

@@ -3,6 +3,7 @@
 from fxforms.functions import checkpoints
 from fxforms.functions.adopt import adopt, adopt_all
 from fxforms.functions.call import custom_function_call
+from fxforms.functions.custom_vmap import custom_vmap
 from fxforms.functions.decorators import custom_jvp, custom_vjp, linear_function
 from fxforms.functions.function import Function
 from fxforms.functions.loop import UnmappableWarning
@@ -18,6 +19,7 @@ __all__ = [
     "custom_function_call",
     "custom_jvp",
     "custom_vjp",
+    "custom_vmap",
     "linear_function",
     "once_differentiable",
 ]

@@ -64,6 +64,27 @@ class Function(torch.autograd.Function, metaclass=FunctionType):
     _rules: ClassVar[FunctionRules]
 
     @classmethod
+    def rules(cls) -> dict[str, str]:
+        """For each rule whether it is given, derived and from what, or absent and why.
+
+        Returns:
+            A dict with the keys ``"backward"``, ``"jvp"`` and ``"vmap"``.
+
+        Example:
+            >>> import fxforms
+            >>> class Double(fxforms.Function):
+            ...     @staticmethod
+            ...     def forward(ctx, x):
+            ...         return 2 * x
+            ...     @staticmethod
+            ...     def backward(ctx, g):
+            ...         return 2 * g
+            >>> Double.rules()["jvp"]
+            'derived: backward transposed'
+        """
+        return cls._rules.describe()
+
+    @classmethod
     def apply(cls, *args: Any, **kwargs: Any) -> Any:
         """Call the Function at the current level; see the class."""
         rules = cls._rules

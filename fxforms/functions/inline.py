@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from fxforms import _substrate as substrate
+from fxforms.interpreters.levels import GRAD
 
 _VMAP = int(substrate.TransformType.Vmap)
-_GRAD = int(substrate.TransformType.Grad)
 
 
 def tracked(tensors: tuple[Any, ...]) -> bool:
@@ -34,7 +34,7 @@ def only_vmaps(operands: tuple[Any, ...]) -> bool:
 
 def one_grad(operands: tuple[Any, ...]) -> bool:
     """True if the only level is a grad, and plain autograd follows none of ``operands``."""
-    if substrate.level_depth() != 1 or substrate.level_transforms() != [_GRAD]:
+    if substrate.level_depth() != 1 or substrate.level_transforms() != [GRAD]:
         return False
     inner = [
         substrate.unwrap_for_grad(x, 1) if isinstance(x, torch.Tensor) else x for x in operands

@@ -99,6 +99,22 @@ class FunctionRules:
         carrier._backward_cls = context_class(self, carrier)
         return carrier
 
+    def describe(self) -> dict[str, str]:
+        """For each rule: given, derived from what, or absent and why."""
+        absent = "absent: neither backward nor jvp is given"
+        vmap = {
+            "derive": "derived: forward and the other rules mapped over the batch",
+            "loop": 'derived: one call a sample (vmap_method = "loop")',
+            "error": 'absent: vmap_method = "error"',
+        }[self.vmap_method]
+        if self.loops and self.vmap_method == "derive":
+            vmap = "derived: one call a sample, for a body cannot be mapped"
+        backward = "given" if self.backward else "derived: jvp transposed" if self.jvp else absent
+        jvp = "given" if self.jvp else "derived: backward transposed" if self.backward else absent
+        if self.once:
+            backward = "given, once differentiable"
+        return {"backward": backward, "jvp": jvp, "vmap": "given" if self.vmap else vmap}
+
     @cached_property
     def node(self) -> Any:
         """The single-level Function."""

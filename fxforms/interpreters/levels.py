@@ -18,15 +18,21 @@ from types import TracebackType
 import torch
 
 from fxforms import _substrate as substrate
+from fxforms.errors import SAVED_HOOKS, UnsupportedError
+
+GRAD = int(substrate.TransformType.Grad)
 
 
 class grad_level:
     """A reverse-mode level, with recording and ``requires_grad_`` on; entering gives its number."""
 
-    __slots__ = ("_saved",)
+    __slots__ = ("_hooks", "_nested", "_saved")
 
     def __enter__(self) -> int:
         self._saved = torch.is_grad_enabled(), substrate.requires_grad_allowed()
+        self._nested = substrate.transforms_active() and GRAD in substrate.level_transforms()
+        if self._nested:
+            self._refuse_saved_hooks()
         level = substrate.enter_grad()
         substrate.set_grad_enabled(True)
         substrate.set_requires_grad_allowed(True)
@@ -39,8 +45,21 @@ class grad_level:
         trace: TracebackType | None,
     ) -> None:
         substrate.exit_grad()
+        if self._nested and self._hooks is None:
+            substrate.enable_saved_hooks()
         substrate.set_grad_enabled(self._saved[0])
         substrate.set_requires_grad_allowed(self._saved[1])
+
+    def _refuse_saved_hooks(self) -> None:
+        """Make saved-tensor hooks an error here: torch runs them without recording.
+
+        What they return would be a constant to the grad level below.
+        """
+        if substrate.saved_hooks_active():
+            raise UnsupportedError(SAVED_HOOKS)
+        self._hooks = substrate.saved_hooks_message()
+        if self._hooks is None:
+            substrate.disable_saved_hooks(SAVED_HOOKS)
 
 
 class jvp_level:

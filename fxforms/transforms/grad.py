@@ -8,7 +8,14 @@ from typing import Any
 import torch
 
 from fxforms import _substrate as substrate
-from fxforms.errors import OutputError, describe, explain, name_of
+from fxforms.errors import (
+    SAVED_HOOKS,
+    OutputError,
+    UnsupportedError,
+    describe,
+    explain,
+    name_of,
+)
 from fxforms.interpreters import below_all_levels, grad_level
 from fxforms.transforms._arguments import Argnums, Leaves, split_aux, unwrap_all, wrap_all
 from fxforms.transforms._backward import backward
@@ -48,6 +55,8 @@ def evaluate(
             check_scalar(output, api, func)
             output = substrate.unwrap_if_dead(output)
             value = substrate.unwrap_for_grad(output, level)
+            if value.requires_grad and substrate.saved_hooks_active():
+                raise UnsupportedError(SAVED_HOOKS)
             if has_aux:
                 aux = unwrap_all(aux, level)
         with below_all_levels():

@@ -1,0 +1,131 @@
+"""torch's own autograd inside a transform: hooks, and inner calls of ``torch.autograd.grad``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fxforms
+from fxforms.errors import UnsupportedError
+
+X = torch.tensor([0.5, 1.5], dtype=torch.float64)
+
+
+def tensor_hook(x: Tensor) -> Tensor:
+    y = x.sin()
+    y.register_hook(lambda g: 5 * g)
+    return y.sum()
+
+
+def node_hook(x: Tensor) -> Tensor:
+    y = x.sin()
+    assert y.grad_fn is not None
+    y.grad_fn.register_hook(lambda inputs, outputs: tuple([5 * g for g in inputs]))
+    return y.sum()
+
+
+def node_prehook(x: Tensor) -> Tensor:
+    y = x.sin()
+    assert y.grad_fn is not None
+    y.grad_fn.register_prehook(lambda outputs: tuple([5 * g for g in outputs]))
+    return y.sum()
+
+
+@pytest.mark.parametrize("f", [tensor_hook, node_hook, node_prehook])
+def test_a_hook_changes_the_gradient_at_its_own_level(f: Callable[[Tensor], Tensor]) -> None:
+    assert torch.allclose(fxforms.grad(f)(X), 5 * X.cos())
+    assert torch.allclose(fxforms.vmap(fxforms.grad(lambda x: f(x[None])))(X), 5 * X.cos())
+    second = fxforms.grad(lambda x: fxforms.grad(f)(x).sum())(X)
+    assert torch.allclose(second, -5 * X.sin())
+
+
+def copied(x: Tensor) -> Tensor:
+    """Saves a copy: what the pack hook returns is computed from the saved tensor."""
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 1, lambda t: t):
+        return (x.sin() * x).sum()
+
+
+def test_saved_tensor_hooks_at_the_first_derivative() -> None:
+    expected = X.cos() * X + X.sin()
+    assert torch.allclose(fxforms.grad(copied)(X), expected)
+    assert torch.allclose(fxforms.vmap(fxforms.grad(lambda x: copied(x[None])))(X), expected)
+    with torch.autograd.graph.save_on_cpu():
+        assert torch.allclose(fxforms.grad(lambda x: (x.sin() * x).sum())(X), expected)
+
+
+def nested(f: Callable[[Tensor], Tensor]) -> Tensor:
+    return fxforms.grad(lambda x: fxforms.grad(f)(x).sum())(X)
+
+
+def offloaded() -> Tensor:
+    with torch.autograd.graph.save_on_cpu():
+        return nested(lambda x: x.sin().sum())
+
+
+def over_plain_autograd() -> Tensor:
+    with torch.autograd.graph.save_on_cpu():
+        w = X.clone().requires_grad_()
+        return fxforms.grad(lambda x: (x.sin() * w).sum())(X)
+
+
+@pytest.mark.parametrize("run", [lambda: nested(copied), offloaded, over_plain_autograd])
+def test_saved_tensor_hooks_below_a_second_derivative_are_refused(run: Callable[[], Any]) -> None:
+    """torch runs them without recording: the derivative through them would be zero."""
+    with pytest.raises(UnsupportedError, match="would be a silent zero"):
+        run()
+    assert torch.allclose(nested(lambda x: x.sin().sum()), -X.sin())
+    assert torch.allclose(fxforms.grad(copied)(X), X.cos() * X + X.sin())
+
+
+def inner_grad(x: Tensor) -> Tensor:
+    (g,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
+    return g.sum()
+
+
+def test_autograd_grad_inside_grad_differentiates_at_that_level() -> None:
+    assert torch.allclose(fxforms.grad(inner_grad)(X), 6 * X)
+    assert torch.allclose(fxforms.vmap(fxforms.grad(inner_grad))(X), 6 * X)
+
+
+def test_an_own_leaf_inside_grad() -> None:
+    def f(x: Tensor) -> Tensor:
+        v = x.detach().requires_grad_()
+        (g,) = torch.autograd.grad((v**3).sum(), v)
+        return (g * x).sum()
+
+    assert torch.allclose(fxforms.grad(f)(X), 3 * X**2)
+
+
+def own_leaf(x: Tensor) -> Tensor:
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad((x**3).sum(), x)[0]
+
+
+def own_backward(x: Tensor) -> Tensor:
+    v = x.detach().clone().requires_grad_()
+    (v**3).sum().backward()
+    assert v.grad is not None
+    return (v.grad * x).sum()
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda: fxforms.vmap(own_leaf)(X),
+        lambda: fxforms.vmap(own_backward)(X),
+        lambda: fxforms.grad(own_backward)(X),
+    ],
+)
+def test_an_own_leaf_elsewhere_shows_what_to_write(run: Callable[[], Any]) -> None:
+    with pytest.raises(UnsupportedError, match=r"write fxforms\.grad\(g\)\(v\) in place of"):
+        run()
+    assert torch.allclose(fxforms.vmap(fxforms.grad(lambda v: (v**3).sum()))(X), 3 * X**2)
+
+
+def test_data_inside_vmap_shows_what_to_write() -> None:
+    with pytest.raises(UnsupportedError, match=r"x\.detach\(\) in place of x\.data"):
+        fxforms.vmap(lambda x: x.data)(X)
