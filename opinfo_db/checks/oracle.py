@@ -67,6 +67,10 @@ def _pushforward_by_autograd(fun: Fun, inputs: Tensors, tangents: Tensors) -> Te
         cotangents = tuple(torch.ones_like(y).requires_grad_() for y in outputs)
         grads = pullback(outputs, primals, cotangents)
         if not _depends(grads, cotangents):
+            if not any(
+                g.count_nonzero() for g in grads
+            ):  # a step function: zero where it is smooth
+                return tuple(torch.zeros_like(y) for y in outputs)
             raise RuntimeError("no gradient depends on a cotangent: once_differentiable, or zero")
         return pullback(grads, cotangents, tangents)
 
@@ -136,8 +140,13 @@ def batch_size(in_dims: InDims, tensors: Sequence[Tensor]) -> int:
 
 
 def member(tensor: Tensor, dim: int | None, index: int) -> Tensor:
-    """What sample ``index`` of the batch sees of ``tensor``, contiguous."""
-    return tensor if dim is None else tensor.select(dim, index).contiguous()
+    """What sample ``index`` of the batch sees of ``tensor``, contiguous and in memory of its own.
+
+    An operation such as ``as_strided`` sees the memory behind a view.
+    """
+    if dim is None:
+        return tensor
+    return tensor.select(dim, index).clone(memory_format=torch.contiguous_format)
 
 
 def vmap_of(fun: Fun, in_dims: InDims, out_dims: int = 0) -> Fun:
