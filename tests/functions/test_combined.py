@@ -1,0 +1,236 @@
+"""The combined form ``forward(ctx, *args)``: what may be left on ``ctx``, to third order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from combined_cases import HIDDEN, OPAQUE, RANDOM, RIGHT, Sine
+from oracle import vec
+from torch import Tensor
+from torch.testing import assert_close
+from unary import PROGRAMS, SECOND_ORDER, all_of, check, function, known, loss, rows
+
+import fxforms
+from fxforms.errors import GradientError
+
+
+@pytest.mark.parametrize(
+    ("case", "program"),
+    [
+        pair
+        for pair in all_of(RIGHT)
+        if pair not in {("nested residuals", "grad_grad_grad"), ("dirty output", "grad_jvp")}
+    ]
+    + known(
+        "the third derivative lacks a term where a residual is made by a Function with residuals",
+        {"nested residuals": "grad_grad_grad"},
+    )
+    + known(
+        "torch says that a variable was modified in place; copy_ of the jvp level made it so",
+        {"dirty output": "grad_jvp"},
+    ),
+)
+def test_a_form_of_ctx(case: str, program: str) -> None:
+    check(program, *RIGHT[case])
+
+
+@pytest.mark.parametrize(
+    ("case", "program"),
+    known(
+        "the residual is out of sight, and its derivative is taken for zero",
+        dict.fromkeys(HIDDEN, "grad_grad jvp_grad grad_jvp jvp_jvp vmap_grad_grad"),
+    ),
+)
+def test_a_residual_out_of_sight_is_no_silent_zero(case: str, program: str) -> None:
+    """Right, or an error that names the Function."""
+    try:
+        check(program, HIDDEN[case], torch.sin)
+    except GradientError as error:
+        seen = str(error)
+    else:
+        return
+    assert "Hidden" in seen
+
+
+@pytest.mark.parametrize("case", HIDDEN)
+@pytest.mark.parametrize("program", ["grad", "jvp", "vmap_grad"])
+def test_a_residual_out_of_sight_does_for_the_first_derivative(case: str, program: str) -> None:
+    check(program, HIDDEN[case], torch.sin)
+
+
+@pytest.mark.filterwarnings("ignore::fxforms.UnmappableWarning")
+@pytest.mark.parametrize(
+    ("case", "program"),
+    [
+        *all_of(["tolist"], ["vmap", "grad", "jvp", "vmap_grad", "grad_vmap"]),
+        *all_of(["numpy tensor"], ["vmap", "grad", "jvp", "vmap_grad", "grad_vmap"]),
+        *all_of(["numpy array", "number"], ["vmap", "grad", "jvp"]),
+        *known(
+            "all samples of a loop share what the last one left on ctx",
+            {"number": "vmap_grad grad_vmap", "numpy array": "vmap_grad grad_vmap"},
+        ),
+    ],
+)
+def test_first_derivatives_of_a_body_that_leaves_torch(case: str, program: str) -> None:
+    check(program, *OPAQUE[case])
+
+
+@pytest.mark.filterwarnings("ignore::fxforms.UnmappableWarning")
+@pytest.mark.parametrize(
+    ("case", "program"),
+    [
+        ("tolist", "grad_grad"),
+        ("tolist", "jvp_grad"),
+        ("tolist", "grad_jvp"),
+        ("tolist", "jvp_jvp"),
+        ("tolist", "grad_vmap_grad"),
+        *known(
+            "torch's own 'Cannot access data pointer', with no name and no way out",
+            {"numpy tensor": " ".join(SECOND_ORDER), "tolist": "vmap_grad_grad vmap_jvp_grad"},
+        ),
+        *known(
+            "a number is no tensor: its derivative is taken for zero",
+            dict.fromkeys(("number", "numpy array"), "grad_grad jvp_grad grad_jvp jvp_jvp"),
+        ),
+    ],
+)
+def test_second_derivatives_of_a_body_that_leaves_torch(case: str, program: str) -> None:
+    """No right value exists: an error that names Function and residual."""
+    op, _ = OPAQUE[case]
+    with pytest.raises(GradientError, match=r"Opaque: .*second derivative .*residuals"):
+        PROGRAMS[program](fxforms, op, vec(3))
+
+
+@pytest.mark.filterwarnings("ignore::fxforms.UnmappableWarning")
+@pytest.mark.parametrize(
+    ("case", "program"),
+    [
+        *all_of(["branch"], [p for p in PROGRAMS if p not in ("vmap_grad_grad", "vmap_jvp_grad")]),
+        *known(
+            "the body runs again inside the vmap, where it cannot be mapped, and is not looped",
+            {"branch": "vmap_grad_grad vmap_jvp_grad"},
+        ),
+    ],
+)
+def test_a_body_that_branches_on_values(case: str, program: str) -> None:
+    check(program, *OPAQUE[case])
+
+
+@pytest.mark.parametrize(
+    ("case", "program"),
+    [
+        *all_of(RANDOM, ["grad", "jvp"]),
+        *known(
+            "forward runs again for the residual and draws other numbers",
+            dict.fromkeys(RANDOM, "grad_grad jvp_grad grad_jvp"),
+        ),
+    ],
+)
+def test_a_forward_that_draws_numbers(case: str, program: str) -> None:
+    """The derivative is that of the call made: the same numbers throughout."""
+    noise = []
+
+    def op(x: Tensor) -> Tensor:
+        output, drawn = RANDOM[case].apply(x)
+        noise[:] = noise or [drawn.detach()]
+        return output
+
+    x = vec(3)
+    actual = PROGRAMS[program](fxforms, op, x)
+    drawn = torch.func.debug_unwrap(noise[0], recurse=True)
+    plain = lambda x: (drawn * x).sin()  # noqa: E731
+    oracle.assert_trees_close(actual, PROGRAMS[program](oracle, plain, x))
+
+
+def test_dirty_residuals_have_no_second_derivative() -> None:
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        ctx.cosine = x.cos()
+        return x.sin_()
+
+    op = function("InPlace", forward=forward, backward=lambda ctx, g: g * ctx.cosine)
+    check("vmap_grad", lambda x: op.apply(x * 1), torch.sin)
+    with pytest.raises(GradientError, match=r"InPlace.*overwritten"):
+        fxforms.hessian(lambda x: op.apply(x * 1).sum())(vec(3))
+
+
+RETURNED = pytest.mark.xfail(strict=True, reason="torch asks to save a view of the input instead")
+
+
+@pytest.mark.parametrize(
+    "program",
+    ["grad", *(pytest.param(p, marks=RETURNED) for p in ("jvp", "vmap_grad", "grad_vmap"))],
+)
+def test_an_input_that_is_returned_and_saved(program: str) -> None:
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x
+
+    op = function("Returned", forward=forward, backward=lambda ctx, g: g * ctx.saved_tensors[0])
+    half_square = lambda x: op.apply(x).sum()  # noqa: E731
+    x, X = vec(3), vec(2, 3)
+    actual, expected = {
+        "grad": lambda: (fxforms.grad(half_square)(x), x),
+        "jvp": lambda: (fxforms.jvp(half_square, (x,), (x,))[1], (x * x).sum()),
+        "vmap_grad": lambda: (fxforms.vmap(fxforms.grad(half_square))(X), X),
+        "grad_vmap": lambda: (fxforms.grad(lambda X: fxforms.vmap(op.apply)(X).sum())(X), X),
+    }[program]()
+    assert_close(actual, expected)
+
+
+@pytest.mark.xfail(strict=True, reason="the graph of no level takes the residuals as constants")
+def test_plain_autograd_twice_through_a_vmap() -> None:
+    x = vec(3).requires_grad_()
+    (first,) = torch.autograd.grad(fxforms.vmap(Sine.apply)(rows(x)).sum(), x, create_graph=True)
+    assert_close(
+        torch.autograd.grad((first * x).sum(), x),
+        torch.autograd.grad(
+            (torch.autograd.grad(rows(x).sin().sum(), x, create_graph=True)[0] * x).sum(), x
+        ),
+    )
+
+
+def test_plain_autograd_twice_through_a_grad() -> None:
+    x = vec(3).requires_grad_()
+    first = fxforms.vmap(fxforms.grad(loss(Sine.apply)))(rows(x))
+    expected = fxforms.vmap(fxforms.grad(loss(torch.sin)))(rows(x))
+    assert_close(
+        torch.autograd.grad(first.pow(2).sum(), x), torch.autograd.grad(expected.pow(2).sum(), x)
+    )
+
+
+def test_no_transform_no_change() -> None:
+    """The user's own ctx, node and saved tensors, as torch makes them."""
+    seen = []
+
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        seen.append(type(ctx).__name__)
+        ctx.save_for_backward(x.cos())
+        return x.sin()
+
+    op = function("Mine", forward=forward, backward=lambda ctx, g: g * ctx.saved_tensors[0])
+    x = vec(3).requires_grad_()
+    y = op.apply(x)
+    assert y.grad_fn.name() == "MineBackward"
+    assert seen == ["MineBackward"]
+    assert_close(y.grad_fn.saved_tensors, (x.detach().cos(),))
+    y.sum().backward()
+    assert_close(x.grad, x.detach().cos())
+
+
+def test_numpy_with_a_saved_output_has_every_derivative() -> None:
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        output = torch.from_numpy(np.exp(x.detach().numpy()))
+        ctx.save_for_backward(output)
+        return output
+
+    op = function("Exp", forward=forward, backward=lambda ctx, g: g * ctx.saved_tensors[0])
+    for program in SECOND_ORDER:
+        if "vmap" not in program:
+            check(program, op.apply, torch.exp)
+    with pytest.warns(fxforms.UnmappableWarning, match="Exp"):
+        check("vmap_grad_grad", op.apply, torch.exp)
