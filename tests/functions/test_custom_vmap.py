@@ -1,4 +1,4 @@
-"""A batch rule of the user's own: where it is used, and what it may return."""
+"""``custom_vmap``: the rule is used at every vmap level, derivatives come from it or the body."""
 
 from __future__ import annotations
 
@@ -6,86 +6,103 @@ from typing import Any
 
 import pytest
 import torch
+from oracle import vec
 from torch import Tensor
+from torch.testing import assert_close
+from unary import PROGRAMS, check
 
 import fxforms
+from fxforms.errors import RuleError, StructureError
 
 
-def scaled() -> tuple[Any, list[Any]]:
-    """``x.sin() * y`` in a dict, with a rule that notes how it was called."""
-    calls: list[Any] = []
+def scaled_sine(seen: list[Any]) -> Any:
+    """``k * x.sin()`` of a dict, whose rule notes what it is given."""
 
     @fxforms.custom_vmap
-    def f(x: Tensor, y: Any = 2.0) -> dict[str, Tensor]:
-        return {"out": x.sin() * y}
+    def op(d: Any, k: Any = 2.0) -> Any:
+        return {"y": k * d["x"].sin()}
 
-    @f.def_vmap
-    def rule(size: int, batched: tuple[bool, bool], x: Tensor, y: Any) -> Any:
-        calls.append((size, batched))
-        y = y.reshape(-1, *[1] * (x.dim() - 1)) if batched[1] else y
-        return {"out": x.sin() * y}, True
+    @op.def_vmap
+    def rule(axis_size: int, in_batched: Any, d: Any, k: Any) -> Any:
+        seen.append((axis_size, in_batched))
+        return op(d, k), {"y": in_batched[0]["x"]}
 
-    return f, calls
-
-
-X = torch.linspace(-1, 2, 12, dtype=torch.float64).view(3, 4)
+    return op
 
 
-@pytest.mark.parametrize("dim", [0, 1, -1])
-def test_the_rule_gets_the_batch_in_front(dim: int) -> None:
-    f, calls = scaled()
-    assert torch.equal(fxforms.vmap(lambda x: f(x)["out"], dim, dim)(X), X.sin() * 2)
-    assert calls == [(X.shape[dim], (True, False))]
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_derivatives(program: str) -> None:
+    seen: list[Any] = []
+    op = scaled_sine(seen)
+    check(program, lambda x: op({"x": x})["y"], lambda x: 2 * x.sin())
 
 
-def test_an_argument_that_is_mapped_too() -> None:
-    f, calls = scaled()
-    y = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
-    assert torch.equal(fxforms.vmap(lambda x, y: f(x, y)["out"])(X, y), X.sin() * y[:, None])
-    assert calls == [(3, (True, True))]
+@pytest.mark.parametrize(
+    "program",
+    [
+        *("vmap", "grad_vmap"),
+        *(
+            pytest.param(
+                program,
+                marks=pytest.mark.xfail(
+                    strict=True, reason="a derivative inside the vmap runs the body, not the rule"
+                ),
+            )
+            for program in ("vmap_grad", "vmap_jvp", "grad_vmap_grad", "vmap_grad_grad")
+        ),
+    ],
+)
+def test_the_rule_is_used(program: str) -> None:
+    """JAX maps the derivative by the rule, too."""
+    seen: list[Any] = []
+    op = scaled_sine(seen)
+    PROGRAMS[program](fxforms, lambda x: op({"x": x})["y"], vec(3))
+    assert seen
 
 
-def test_without_vmap_the_body_runs() -> None:
-    f, calls = scaled()
-    assert torch.equal(f(X)["out"], X.sin() * 2)
-    assert torch.equal(fxforms.grad(lambda x: f(x, 3.0)["out"].sum())(X), 3 * X.cos())
-    assert calls == []
+def test_what_the_rule_is_given() -> None:
+    seen: list[Any] = []
+    op = scaled_sine(seen)
+    x = vec(3, 4)
+    result = fxforms.vmap(lambda x: op({"x": x}, k=torch.tensor(3.0))["y"], 1)(x)
+    assert_close(result, 3 * x.T.sin())
+    assert seen == [(4, ({"x": True}, False))]
 
 
-def test_derivatives_of_the_mapped_function() -> None:
-    f, calls = scaled()
-    mapped = fxforms.vmap(lambda x: f(x)["out"])
-    assert torch.allclose(fxforms.grad(lambda x: mapped(x).sum())(X), 2 * X.cos())
-    assert torch.allclose(fxforms.jvp(mapped, (X,), (X,))[1], 2 * X.cos() * X)
-    second = fxforms.hessian(lambda x: mapped(x).sum())(X[:1, :2]).view(2, 2)
-    assert torch.allclose(second, torch.diag(-2 * X[0, :2].sin()))
-    assert len(calls) == 3
+def test_the_rule_may_differ_from_the_body() -> None:
+    op = fxforms.custom_vmap(lambda x: x.sum())
+    op.def_vmap(lambda size, batched, x: (10 * x.sum(1), True))
+    x = vec(2, 3)
+    assert_close(op(x[0]), x[0].sum())
+    assert_close(fxforms.vmap(op)(x), 10 * x.sum(1))
+    assert_close(fxforms.vmap(fxforms.vmap(op, 1))(vec(2, 3, 4)).shape, torch.Size([2, 4]))
+    slope = fxforms.grad(lambda x: fxforms.vmap(op)(x).sum())(x)
+    assert_close(slope, torch.full((2, 3), 10.0).double())
 
 
-def test_mapping_a_derivative() -> None:
-    f, _ = scaled()
-    one = lambda x: f(x)["out"].sum()  # noqa: E731
-    assert torch.allclose(fxforms.vmap(fxforms.grad(one))(X), 2 * X.cos())
-    push = fxforms.vmap(lambda x: fxforms.jvp(lambda x: f(x)["out"], (x,), (x,))[1])
-    assert torch.allclose(push(X), 2 * X.cos() * X)
+def test_unmapped_it_is_the_body() -> None:
+    op = fxforms.custom_vmap(lambda x, y: x * y)  # no rule is needed
+    x = vec(3).requires_grad_()
+    assert_close(torch.autograd.grad(op(x, y=x).sum(), x)[0], 2 * x.detach())
+    one, two = torch.ones(()).double(), torch.full((), 2.0).double()
+    assert_close(fxforms.vmap(lambda x: x + op(one, two))(x), x + 2)
 
 
-def test_mapped_without_a_rule() -> None:
-    @fxforms.custom_vmap
-    def f(x: Tensor) -> Tensor:
-        return x
+@pytest.mark.parametrize(
+    ("rule", "kind", "message"),
+    [
+        (None, RuleError, r"mul .*def_vmap"),
+        (lambda size, batched, x: x, StructureError, r"mul.*\(output, out_batched\)"),
+        (lambda size, batched, x: (x, (True, True)), StructureError, r"mul.*out_batched"),
+    ],
+)
+def test_faults(rule: Any, kind: Any, message: str) -> None:
+    def mul(x: Tensor) -> Tensor:
+        return x * 2
 
-    with pytest.raises(fxforms.errors.RuleError, match="f was mapped before def_vmap"):
-        fxforms.vmap(f)(X)
-
-
-def test_a_rule_that_returns_no_pair() -> None:
-    @fxforms.custom_vmap
-    def f(x: Tensor) -> Tensor:
-        return x
-
-    f.def_vmap(lambda size, batched, x: x)
-    with pytest.raises(fxforms.errors.StructureError, match=r"must return \(output, out_batched\)"):
-        fxforms.vmap(f)(X)
-    f.def_vmap(lambda size, batched, x: (2 * x, True))
-    assert torch.equal(fxforms.vmap(f)(X), 2 * X)
+    op = fxforms.custom_vmap(mul)
+    if rule is not None:
+        op.def_vmap(rule)
+    with pytest.raises(kind, match=message):
+        fxforms.vmap(op)(vec(2, 3))
+    assert_close(fxforms.grad(lambda x: op(x).sum())(vec(3)), torch.full((3,), 2.0).double())
