@@ -9,7 +9,7 @@ from torch import Tensor
 
 import fxforms
 from opinfo_db.core import TOLERANCES, ErrorInput, OpInfo, SampleInput
-from opinfo_db.entries.making import DEAD_TANGENT, PAIR, Maker, SavesInputs, entry, samples
+from opinfo_db.entries.making import PAIR, Maker, SavesInputs, entry, samples
 
 
 class Defaults(fxforms.Function):
@@ -228,7 +228,6 @@ ENTRIES: tuple[OpInfo, ...] = (
         PAIR,
         lambda x, mean: (x - mean.detach()).pow(3),
         finite_differences=False,
-        skips=(DEAD_TANGENT,),
     ),
     entry(AbsentCotangents, PAIR, lambda x, y: (x**2, y**2)),
     OpInfo(
@@ -237,7 +236,6 @@ ENTRIES: tuple[OpInfo, ...] = (
         PAIR,
         lambda x, y: x**2 + y.detach() ** 2,
         finite_differences=False,
-        skips=(DEAD_TANGENT,),
     ),
     entry(NeedsInputGrad, PAIR, torch.mul),
     OpInfo(

@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 import fxforms
-from opinfo_db.core import OpInfo, Waiver
+from opinfo_db.core import Capability, OpInfo, Waiver
 from opinfo_db.entries.making import (
-    DEAD_TANGENT,
-    EXPANDED_OUTPUT,
     POSITIVE,
     one_tensor,
     samples,
@@ -107,6 +105,17 @@ class StopGradient(fxforms.Function):
         return torch.zeros_like(t)
 
 
+#: No forward mode can be derived from a backward that is not linear.
+NOT_LINEAR = frozenset(
+    {
+        Capability.JVP,
+        Capability.DOUBLE_JVP,
+        Capability.FORWARD_OVER_REVERSE,
+        Capability.REVERSE_OVER_FORWARD,
+    }
+)
+
+
 def _clipped(x: Tensor, limit: float) -> Tensor:
     """The oracle of :class:`GradientClip`: a hook on an intermediate."""
     y = x.clone()
@@ -127,12 +136,12 @@ ENTRIES: tuple[OpInfo, ...] = (
             lambda m: (m.transposed(2, 3), m(grad=False)),
         ),
         lambda x, strength: straight(x, -strength * x),
-        skips=(EXPANDED_OUTPUT,),
     ),
     designed_entry(
         GradientClip,
         one_tensor(lambda m: m, 0.25),
         _clipped,
+        without=NOT_LINEAR,
         expected_failures=(
             Waiver(
                 "vjp_linear",
@@ -141,5 +150,5 @@ ENTRIES: tuple[OpInfo, ...] = (
             ),
         ),
     ),
-    designed_entry(StopGradient, POSITIVE, lambda x: straight(x, 0 * x), skips=(DEAD_TANGENT,)),
+    designed_entry(StopGradient, POSITIVE, lambda x: straight(x, 0 * x)),
 )

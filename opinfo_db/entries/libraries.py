@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import fxforms
 from opinfo_db.core import ErrorInput, OpInfo, SampleInput, Tolerance
-from opinfo_db.entries.making import EXPANDED_OUTPUT, Maker, SavesInputs, entry, samples
+from opinfo_db.entries.making import Maker, SavesInputs, entry, samples
 
 LOOSE = {torch.float32: Tolerance(3e-5, 3e-4)}
 
@@ -250,7 +250,6 @@ ENTRIES: tuple[OpInfo, ...] = (
             logits, target, label_smoothing=smoothing
         ),
         through=lambda *args, **kwargs: SoftmaxCrossEntropy.apply(*args, **kwargs)[0],
-        skips=(EXPANDED_OUTPUT,),
     ),
     entry(
         LayerNorm,
@@ -261,7 +260,6 @@ ENTRIES: tuple[OpInfo, ...] = (
         ),
         _layer_norm,
         through=lambda *args: LayerNorm.apply(*args)[0],
-        skips=(EXPANDED_OUTPUT,),
         tolerances=LOOSE,
     ),
     entry(

@@ -1,7 +1,7 @@
 """What the families share: tensors for samples, common samples, and entries of Functions.
 
-Capabilities follow from the rules that a Function has written, so that checks are picked by what
-is there. A family takes away what a rule does not reach, as in ``once_differentiable``.
+A rule that is not written is derived, so an entry is capable of everything unless it has no rule of
+a derivative at all. A family takes away what no rule reaches, as in ``once_differentiable``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 
 import fxforms
-from opinfo_db.core import Capability, OpInfo, Rule, SampleInput, Waiver, written_rules
+from opinfo_db.core import (
+    ALL_CAPABILITIES,
+    Capability,
+    OpInfo,
+    Rule,
+    SampleInput,
+    Waiver,
+    written_rules,
+)
 
 Samples: TypeAlias = Callable[[torch.device, torch.dtype, bool], Iterable[SampleInput]]
 
@@ -24,22 +32,13 @@ COMPLEX = (torch.complex128, torch.complex64)
 TWICE = frozenset(
     {
         Capability.DOUBLE_BACKWARD,
+        Capability.DOUBLE_JVP,
         Capability.FORWARD_OVER_REVERSE,
         Capability.REVERSE_OVER_FORWARD,
     }
 )
-_BY_RULE: tuple[tuple[frozenset[Rule], frozenset[Capability]], ...] = (
-    (
-        frozenset({Rule.BACKWARD}),
-        frozenset({Capability.BACKWARD, Capability.DOUBLE_BACKWARD}),
-    ),
-    (frozenset({Rule.JVP}), frozenset({Capability.JVP, Capability.DOUBLE_JVP})),
-    (
-        frozenset({Rule.BACKWARD, Rule.JVP}),
-        frozenset({Capability.FORWARD_OVER_REVERSE, Capability.REVERSE_OVER_FORWARD}),
-    ),
-    (frozenset({Rule.VMAP}), frozenset({Capability.VMAP})),
-)
+#: As :data:`TWICE` where a jvp is written: what begins with a jvp does without the backward.
+REVERSE_TWICE = frozenset({Capability.DOUBLE_BACKWARD, Capability.FORWARD_OVER_REVERSE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +123,23 @@ PAIR = samples(
     lambda m: SampleInput((m(2, 3), m.transposed(2, 3)), name="transposed"),
 )
 
-# Skips, not expected failures: each test passes for some choices of in_dims.
-DEAD_TANGENT = Waiver(
-    "vmapjvpvjp", "fxforms: jvp returns a dead wrapper for an output that has no path to the input"
+
+#: The checks that begin with one derivative in forward mode.
+FORWARD_ONCE = (
+    "jvp",
+    "jvpvmap",
+    "vmapjvp",
+    "dot_product",
+    "jvp_linear",
+    "mixed_vmapjvp",
+    "memory",
+    "levels",
 )
-EXPANDED_OUTPUT = Waiver(
-    "jvpvmap", "fxforms: the tangent of an output that vmap expanded to the batch cannot be set"
-)
-OUT_OF_PLACE = Waiver(
-    "out_dims", "fxforms: vmap(out_dims=-1) puts an output without a batch out of place"
-)
+_ONCE = "fxforms: forward mode of a once_differentiable backward raises, though it is a first"
+ONCE_FORWARD = f"{_ONCE} derivative, in the combined form"
+ONCE_FORWARD_LATER = f"{_ONCE} derivative, after the first use in reverse mode"
+ONCE_FORWARD_MAPPED = f"{_ONCE} derivative, through a derived vmap rule"
+RESIDUAL = "plain autograd does not see a residual: without a transform it is torch's own node"
 
 
 class SavesInputs(fxforms.Function):
@@ -146,10 +152,9 @@ class SavesInputs(fxforms.Function):
 
 
 def capabilities(op: type[torch.autograd.Function]) -> frozenset[Capability]:
-    """What works on a Function by the rules that are written."""
-    rules = written_rules(op)
-    found = (able for needed, able in _BY_RULE if needed <= rules)
-    return frozenset().union(*found)
+    """What works on a Function: every derivative if any rule of one is written, and ``vmap``."""
+    derivable = written_rules(op) & {Rule.BACKWARD, Rule.JVP}
+    return ALL_CAPABILITIES if derivable else frozenset({Capability.VMAP})
 
 
 def entry(
@@ -182,6 +187,11 @@ def at_front(info: fxforms.VmapInfo, in_dims: tuple[Any, ...], *tensors: Tensor)
         t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
         for t, d in zip(tensors, in_dims, strict=True)
     ]
+
+
+def failures(reason: str, *checks: str, samples: tuple[str, ...] = ()) -> tuple[Waiver, ...]:
+    """Expected failures of ``checks`` for one reason; only on ``samples`` if there are any."""
+    return tuple(Waiver(check, reason, samples=frozenset(samples)) for check in checks)
 
 
 def scalar_tangent(*checks: str) -> tuple[Waiver, ...]:

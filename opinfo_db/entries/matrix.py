@@ -13,7 +13,16 @@ from torch import Tensor
 
 import fxforms
 from opinfo_db.core import ErrorInput, OpInfo, SampleInput, Tolerance
-from opinfo_db.entries.making import TWICE, Maker, SavesInputs, entry, samples
+from opinfo_db.entries.making import (
+    FORWARD_ONCE,
+    ONCE_FORWARD_LATER,
+    TWICE,
+    Maker,
+    SavesInputs,
+    entry,
+    failures,
+    samples,
+)
 
 #: Solves lose some digits.
 LOOSE = {torch.float32: Tolerance(1e-4, 1e-3)}
@@ -253,6 +262,7 @@ ENTRIES: tuple[OpInfo, ...] = (
         lambda a: torch.linalg.eigvalsh(symmetric(a)),
         through=lambda a: SymmetricEigenvalues.apply(a)[0],
         without=TWICE,
+        skips=failures(ONCE_FORWARD_LATER, *FORWARD_ONCE),
         tolerances=LOOSE,
     ),
     entry(

@@ -17,7 +17,6 @@ from opinfo_db.core import ErrorInput, OpInfo, SampleInput, roll_values
 from opinfo_db.entries.making import (
     PAIR,
     POSITIVE,
-    TWICE,
     Maker,
     SavesInputs,
     at_front,
@@ -181,45 +180,9 @@ class NumpySort(fxforms.Function):
         return cls.apply(x.movedim(in_dims[0], 0)), (0, 0)
 
 
-class NumpySquareOnce(SavesInputs):
-    """NumPy in the backward as well, so there is one derivative only.
-
-    No vmap rule: a batch of backwards cannot go through NumPy.
-    """
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return _tensor(np.square(_numpy(x)), x)
-
-    @staticmethod
-    @fxforms.once_differentiable
-    def backward(ctx: Any, g: Tensor) -> Any:
-        (x,) = ctx.saved_tensors
-        return _tensor(2 * _numpy(x) * _numpy(g), x)
-
-
-class NumpyForwardOnly(fxforms.Function):
-    """Opaque and without any rule: a histogram in fixed bins."""
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        counts, _ = np.histogram(_numpy(x), bins=[0.5, 1.0, 1.5, 2.0])
-        return _tensor(counts, x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.mark_non_differentiable(output)
-
-
 def _product_errors(device: torch.device, dtype: torch.dtype) -> Any:
     make = Maker(device, dtype, False)
     yield ErrorInput(SampleInput((make(2), make(3))), ValueError, r"shapes \(2,\) and \(3,\)")
-
-
-def _histogram(x: Tensor) -> Tensor:
-    """Counts by comparison."""
-    edges = ((0.5, 1.0), (1.0, 1.5), (1.5, 2.0))
-    return torch.stack([((x >= a) & (x < b)).sum() for a, b in edges])
 
 
 ENTRIES: tuple[OpInfo, ...] = (
@@ -248,6 +211,4 @@ ENTRIES: tuple[OpInfo, ...] = (
         lambda x: tuple(x.sort(-1)),
         vary=roll_values,
     ),
-    entry(NumpySquareOnce, POSITIVE, torch.square, without=TWICE),
-    entry(NumpyForwardOnly, POSITIVE, _histogram),
 )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fxforms
 from opinfo_db.core import OpInfo
-from opinfo_db.entries.making import entry, samples
+from opinfo_db.entries.making import entry, failures, samples
 
 
 class Dropout(fxforms.Function):
@@ -99,6 +99,32 @@ class GaussianSample(fxforms.Function):
         return mean_t + deviation_t * noise, None
 
 
+# Each with a first derivative, and whichever other comes first in a process.
+_DERIVATIVES = (
+    "grad",
+    "vjp",
+    "jvp",
+    "vjpvjp",
+    "jvpvjp",
+    "vjpjvp",
+    "jvpjvp",
+    "vjpvmap",
+    "jvpvmap",
+    "vmapvjp",
+    "vmapjvp",
+    "vmapvjpvjp",
+    "vmapjvpvjp",
+    "vjpvmapvmap",
+    "dot_product",
+    "vjp_linear",
+    "jvp_linear",
+    "mixed_vjpvjp",
+    "mixed_jvpvjp",
+    "mixed_vjpvmap",
+    "mixed_vmapvjp",
+    "mixed_vmapjvp",
+)
+
 ENTRIES: tuple[OpInfo, ...] = (
     entry(
         Dropout,
@@ -114,5 +140,9 @@ ENTRIES: tuple[OpInfo, ...] = (
         GaussianSample,
         samples(lambda m: (m(), m()), lambda m: (m.transposed(2, 3), m(2, 3))),
         random=True,
+        skips=failures(
+            "fxforms: a derivative can run forward twice, so that it draws other numbers",
+            *_DERIVATIVES,
+        ),
     ),
 )

@@ -10,7 +10,6 @@ from torch import Tensor
 import fxforms
 from opinfo_db.core import OpInfo
 from opinfo_db.entries.making import (
-    OUT_OF_PLACE,
     PAIR,
     POSITIVE,
     SavesInputs,
@@ -177,12 +176,10 @@ ENTRIES: tuple[OpInfo, ...] = (
             lambda m: (m(), m()), lambda m: (m(3), m(2, 2)), lambda m: (m.transposed(2, 3), m(0))
         ),
         lambda x, y: (x**2, y**3),
-        skips=(OUT_OF_PLACE,),
     ),
     entry(
         ConstantBeside,
         POSITIVE,
         lambda x: (x**2, torch.ones(2, dtype=x.dtype)),
-        expected_failures=(OUT_OF_PLACE,),
     ),
 )

@@ -13,7 +13,7 @@ import torch
 
 from opinfo_db import Capability, OpInfo
 from opinfo_db.checks.contract import samples_of, tensors_of
-from opinfo_db.core import Rule
+from opinfo_db.core import DERIVATIVES, Rule
 from opinfo_db.entries import ENTRIES, FAMILIES
 
 IMPORT = """
@@ -61,9 +61,13 @@ def test_each_combination_of_rules_is_there(rules: tuple[Rule, ...]) -> None:
     assert any(entry.rules == frozenset(rules) for entry in ENTRIES)
 
 
-@pytest.mark.parametrize("capability", list(Capability))
-def test_each_capability_is_there_and_is_missing(capability: Capability) -> None:
+@pytest.mark.parametrize("capability", sorted(DERIVATIVES))
+def test_each_derivative_is_there_and_is_missing(capability: Capability) -> None:
     assert {capability in entry.supports for entry in ENTRIES} == {True, False}
+
+
+def test_every_entry_can_be_mapped() -> None:
+    assert all(Capability.VMAP in entry.supports for entry in ENTRIES)
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
