@@ -44,8 +44,9 @@ LAYERS: dict[str, tuple[str, Layer]] = {
 }
 TAKEN = "the package keeps a bound apply, which adopt_all cannot see"
 MASKED = "its backward indexes by a mask, and runs under the vmap level, where nothing loops"
+RETURNED = f"its forward saves the input that it returns, which torch refuses; and {TAKEN}"
 UNABLE: dict[tuple[str, str], str] = {("entmax sparsemax", "vmap_grad"): MASKED} | {
-    (name, program): TAKEN
+    (name, program): RETURNED if name == "revgrad" else TAKEN
     for name in ("revgrad", "brevitas round_ste", "brevitas binary_sign_ste")
     for program in ("vmap_grad", "grad_vmap", "hessian")
 }
