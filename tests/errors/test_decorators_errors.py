@@ -1,0 +1,159 @@
+"""Faults around decorators and the Functions of others.
+
+The snapshots are written by ``EXPECTTEST_ACCEPT=1 pytest tests/errors``; read what it wrote.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from error_cases import BATCH, Messages, X
+from forms_cases import bare_jvp, bare_vjp, bare_vmap, fault, loss, mapped_by, with_jvp, with_vjp
+from torch.utils.checkpoint import checkpoint
+
+import fxforms
+from fxforms.errors import FxformsError
+
+
+class TestDecorators(Messages):
+    def test_called_before_its_rule(self) -> None:
+        self.check(
+            lambda: bare_vjp()(X), """RuleError: square was called before defvjp gave it a rule."""
+        )
+
+    def test_called_before_its_jvp_rule(self) -> None:
+        self.check(
+            lambda: bare_jvp()(X), """RuleError: square was called before defjvp gave it a rule."""
+        )
+
+    def test_mapped_before_its_rule(self) -> None:
+        self.check(
+            lambda: fxforms.vmap(bare_vmap())(BATCH),
+            """RuleError: square was mapped before def_vmap gave it a rule.""",
+        )
+
+    def test_bwd_that_returns_no_tuple(self) -> None:
+        self.check(
+            lambda: fxforms.grad(loss(with_vjp(lambda x: (x**2, x), lambda x, ct: 2 * x * ct)))(X),
+            """\
+StructureError: square: bwd must return the tuple of gradients, got tensor([2.,
+4., 6.]).""",
+        )
+
+    def test_a_gradient_of_another_shape(self) -> None:
+        self.check(
+            lambda: fxforms.grad(loss(with_vjp(lambda x: (x**2, x), lambda x, ct: (ct[:2],))))(X),
+            """\
+GradientError: grad(<lambda>): Function squareBackward returned an invalid
+gradient at index 0 - got [2] but expected shape compatible with [3]. The
+gradient of an input must have the shape of that input, or broadcast from it;
+return None for an input that has no gradient.""",
+        )
+
+    def test_a_tangent_of_another_shape(self) -> None:
+        rule = lambda primals, tangents: (primals[0] ** 2, tangents[0][:2])  # noqa: E731
+        self.check(
+            lambda: fxforms.jvp(with_jvp(rule), (X,), (X,)),
+            """\
+GradientError: square.jvp (level 1) returned as tangent of output 0 a
+torch.float32 tensor of shape (2,), but the output is a torch.float32 tensor of
+shape (3,). Return a tensor of its shape, or None where it is zero.""",
+        )
+
+    def test_a_transpose_of_another_shape(self) -> None:
+        head = fxforms.linear_function(lambda x: x[:2], lambda ct: ct)
+        self.check(
+            lambda: fxforms.grad(loss(head))(X),
+            """\
+GradientError: grad(<lambda>): Function <lambda>Backward returned an invalid
+gradient at index 0 - got [2] but expected shape compatible with [3]. The
+gradient of an input must have the shape of that input, or broadcast from it;
+return None for an input that has no gradient.""",
+        )
+
+    def test_a_vmap_rule_that_returns_no_pair(self) -> None:
+        self.check(
+            lambda: fxforms.vmap(mapped_by(lambda size, batched, x: x))(BATCH),
+            """\
+StructureError: square: the vmap rule must return (output, out_batched), got a
+torch.float32 tensor of shape (2, 3).""",
+        )
+
+    def test_a_vmap_rule_with_marks_of_another_structure(self) -> None:
+        rule = lambda size, batched, x: (x, (True, True))  # noqa: E731
+        self.check(
+            lambda: fxforms.vmap(mapped_by(rule))(BATCH),
+            """\
+StructureError: square.def_vmap: out_batched=(True, True) does not match the
+structure it describes, a single leaf. Give one entry for all of it, or a tree
+that agrees with its top.""",
+        )
+
+
+class TestAdoption(Messages):
+    def test_adopt_of_something_else(self) -> None:
+        self.check(
+            lambda: fxforms.adopt(torch.nn.Linear),
+            """\
+TypeError: adopt expects a subclass of torch.autograd.Function, got <class
+'torch.nn.modules.linear.Linear'>.""",
+        )
+
+    def test_adopt_of_an_instance(self) -> None:
+        self.check(
+            lambda: fxforms.adopt(3),
+            """TypeError: adopt expects a subclass of torch.autograd.Function, got 3.""",
+        )
+
+    def test_a_transform_inside_a_checkpoint_outside(self) -> None:
+        slope = fxforms.grad(lambda x: x.sin().sum())
+        self.check(
+            lambda: checkpoint(slope, X.clone().requires_grad_(), use_reentrant=False),
+            """\
+UnsupportedError: Saved-tensor hooks (saved_tensors_hooks, save_on_cpu) run
+without recording, so the derivative that an outer level takes through what they
+return would be a silent zero. Use them around a first derivative only.""",
+        )
+
+    def test_theirs_once_differentiable(self) -> None:
+        class Theirs(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Any) -> Any:
+                ctx.save_for_backward(x)
+                return x**2
+
+            @staticmethod
+            @torch.autograd.function.once_differentiable
+            def backward(ctx: Any, g: Any) -> Any:
+                return 2 * ctx.saved_tensors[0] * g
+
+        self.check(
+            lambda: fxforms.hessian(loss(fxforms.adopt(Theirs).apply))(X),
+            """\
+GradientError: Theirs.backward is marked once_differentiable and was
+differentiated a second time. Write it in differentiable torch operations and
+drop the decorator.""",
+        )
+
+
+NAMED = {
+    "fwd returns no pair": "square",
+    "bwd returns too few": "square",
+    "bwd returns too many": "square",
+    "jvp rule returns no pair": "square",
+    "a tangent of another shape in reverse mode": "square",
+    "too few arguments": "square",
+    "too few rules": "defjvps",
+    "nondiff_argnums out of range": "nondiff_argnums",
+    "a number": "custom_vjp",
+    "adopt of the base class": "adopt",
+}
+
+
+@pytest.mark.xfail(strict=True, reason="no error, or one of Python or torch that names nothing")
+@pytest.mark.parametrize("case", NAMED)
+def test_a_fault_is_named(case: str) -> None:
+    with pytest.raises((FxformsError, TypeError), match=NAMED[case]):
+        fault(case)()
