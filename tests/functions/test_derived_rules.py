@@ -12,6 +12,7 @@ from custom import plain
 from oracle import assert_trees_close, vec
 from rule_sets import DERIVATIVES, FORMS, VMAPS, as_op, compose, make, words
 from torch import Tensor
+from unary import PROGRAMS, check, function
 
 import fxforms
 
@@ -46,3 +47,59 @@ def test_to_second_order(form: Any, derivatives: str, vmap: str, word: str) -> N
 def test_of_third_order(form: Any, derivatives: str, vmap: str, word: str) -> None:
     op = as_op(make(form, derivatives, vmap))
     assert_trees_close(compose(fxforms, op, word)(*point()), expected(word))
+
+
+@pytest.mark.parametrize("vmap", VMAPS)
+@pytest.mark.parametrize("derivatives", DERIVATIVES)
+def test_the_sets_lack_what_they_say(form: Any, derivatives: str, vmap: str) -> None:
+    origin = make(form, derivatives, vmap).rules()
+    assert (origin["backward"] == "given") == ("backward" in derivatives)
+    assert (origin["jvp"] == "given") == ("jvp" in derivatives)
+    assert (origin["vmap"] == "given") == (vmap == "by hand")
+    assert ("one call a sample" in origin["vmap"]) == (vmap == "loop")
+    assert not any("absent" in text for text in origin.values())
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        *("grad", "grad_grad"),
+        *(
+            pytest.param(
+                program,
+                marks=pytest.mark.xfail(
+                    strict=True, reason="backward is transposed at a cotangent of zeros"
+                ),
+            )
+            for program in ("jvp", "jvp_grad", "grad_jvp", "jvp_jvp")
+        ),
+    ],
+)
+def test_a_backward_that_skips_zero_cotangents(program: str) -> None:
+    """Still a linear map, though written with a branch, as much code is."""
+
+    def backward(ctx: Any, g: Tensor) -> Tensor | None:
+        return None if not g.any() else g * ctx.saved_tensors[0].cos()
+
+    op = function(
+        "Skipping",
+        forward=lambda ctx, x: ctx.save_for_backward(x) or x.sin(),
+        backward=backward,
+    )
+    check(program, op.apply, torch.sin)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_subclass_that_overrides_one_rule(program: str) -> None:
+    """The other rules are derived from it, not from the base's."""
+
+    class Base(fxforms.Function):
+        forward = staticmethod(lambda ctx, x: ctx.save_for_backward(x) or x.sin())
+        backward = staticmethod(lambda ctx, g: g * ctx.saved_tensors[0])
+
+    Base.apply(vec(3))
+
+    class Derived(Base):
+        backward = staticmethod(lambda ctx, g: g * ctx.saved_tensors[0].cos())
+
+    check(program, Derived.apply, torch.sin)
