@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from markdown_blocks import ROOT, Block, blocks, run
+
+from benchmarks.eager import transforms
 
 README = ROOT / "README.md"
 BLOCKS = blocks(README)
@@ -37,3 +41,9 @@ def test_each_part_of_a_command_is_a_line_of_the_checks(command: str) -> None:
     script = (ROOT / ".ci" / "run").read_text().splitlines()
     for part in command.split(" && "):
         assert part in script
+
+
+def test_the_rows_of_the_time_table_are_workloads() -> None:
+    section = README.read_text().split("## Time")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(.+?)` \|", section, re.MULTILINE)
+    assert rows == [workload.name for workload in transforms.workloads()]
