@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
+import torch.utils.checkpoint
 
 SUPPORTED_TORCH = ((2, 13),)
 
@@ -51,6 +52,8 @@ from torch.autograd.function import (  # noqa: E402
     _SingleLevelFunction,
     once_differentiable,
 )
+
+torch_checkpoint: Any = torch.utils.checkpoint
 
 # Levels.
 transforms_active = _are_functorch_transforms_active
@@ -98,9 +101,17 @@ SingleLevelFunction = _SingleLevelFunction
 torch_once_differentiable = once_differentiable
 
 
-def make_function(name: str, base: Any, attributes: dict[str, Any]) -> Any:
-    """A new autograd Function class."""
-    return type(base)(name, (base,), attributes)
+def make_function(
+    name: str, base: Any, methods: dict[str, Callable[..., Any]], **attributes: Any
+) -> Any:
+    """A new autograd Function class with these static methods."""
+    static: dict[str, Any] = {key: staticmethod(method) for key, method in methods.items()}
+    return type(base)(name, (base,), static | attributes)
+
+
+def versions(operands: tuple[Any, ...]) -> list[int]:
+    """The version counters of the tensors among ``operands``; a change in place raises one."""
+    return [unbatched(x)._version for x in operands if isinstance(x, torch.Tensor)]
 
 
 def autograd_apply(function: Any) -> Any:
@@ -117,6 +128,11 @@ def level_transforms() -> list[int]:
     """The transform of each level, outermost first."""
     handles: Any = _functorch.get_interpreter_stack() or ()
     return [int(handle.key()) for handle in handles]
+
+
+def on_vmap_level() -> bool:
+    """True if the top level is a vmap."""
+    return transforms_active() and level_transforms()[-1] == int(TransformType.Vmap)
 
 
 def saved_hooks_active() -> bool:
@@ -203,8 +219,9 @@ def enter_jvp() -> int:
         if eager_transforms.JVP_NESTING == 0 and forward_ad._current_level < 0:
             forward_ad._current_level = _enter_dual_level()
             _owns_dual_level = True
+        level = _functorch._jvp_increment_nesting()
         eager_transforms.JVP_NESTING += 1
-    return _functorch._jvp_increment_nesting()
+    return level
 
 
 def exit_jvp() -> None:

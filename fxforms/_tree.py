@@ -8,6 +8,7 @@ or after fxforms is imported. As in torch, ``None`` is a leaf and a dict keeps i
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ _ATOMS = frozenset({torch.Tensor, torch.nn.Parameter, int, float, complex, bool,
 _LEAF = optree.treespec_leaf(none_is_leaf=True, namespace="torch")
 _mirrored: set[type] = set()
 _seen = 0
+_lock = threading.Lock()
 
 
 def _mirror(cls: type, node: NodeDef) -> None:
@@ -46,11 +48,13 @@ def _sync() -> None:
     ``register_constant``.
     """
     global _seen
-    for cls, node in list(SUPPORTED_NODES.items()):
-        if cls not in _mirrored:
-            _mirrored.add(cls)
-            _mirror(cls, node)
-    _seen = len(SUPPORTED_NODES)
+    with _lock:
+        nodes = list(SUPPORTED_NODES.items())
+        for cls, node in nodes:
+            if cls not in _mirrored:
+                _mirror(cls, node)
+                _mirrored.add(cls)
+        _seen = len(nodes)
 
 
 def flatten(tree: Any) -> tuple[list[Any], PyTreeSpec]:
@@ -117,9 +121,25 @@ class _Mismatch(Exception):
     """A prefix does not agree with a structure."""
 
 
-def _broadcast(prefix: Any, spec: PyTreeSpec) -> list[Any]:
-    """The leaves of ``prefix`` repeated below ``spec``; children are paired by key."""
+def align(tree: Any, spec: PyTreeSpec) -> list[Any] | None:
+    """The leaves of ``tree`` in the order of ``spec``, whatever order its keys have.
+
+    None in the place of a subtree stands for all of it. Returns None if the structures differ.
+    """
+    try:
+        return _broadcast(tree, spec, only_none=True)
+    except _Mismatch:
+        return None
+
+
+def _broadcast(prefix: Any, spec: PyTreeSpec, only_none: bool = False) -> list[Any]:
+    """The leaves of ``prefix`` repeated below ``spec``; children are paired by key.
+
+    With ``only_none`` no other leaf than None is repeated.
+    """
     if is_atom(prefix) or optree.tree_is_leaf(prefix, none_is_leaf=True, namespace="torch"):
+        if only_none and prefix is not None and not spec.is_leaf():
+            raise _Mismatch
         return [prefix] * spec.num_leaves
     children, _, entries, _ = optree.tree_flatten_one_level(
         prefix, none_is_leaf=True, namespace="torch"
@@ -129,7 +149,7 @@ def _broadcast(prefix: Any, spec: PyTreeSpec) -> list[Any]:
         raise _Mismatch
     flat: list[Any] = []
     for entry, child in zip(spec.entries(), spec.children()):
-        flat.extend(_broadcast(given[entry], child))
+        flat.extend(_broadcast(given[entry], child, only_none))
     return flat
 
 

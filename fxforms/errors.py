@@ -99,7 +99,7 @@ UNBATCHED = (
     "captured from outside, or made inside by a factory such as torch.zeros, has none: map over "
     "it, or make it from a mapped tensor (x.new_zeros, x.clone)."
 )
-_RANDOM = (
+RANDOM = (
     'Say what a random operation means for a batch: vmap(..., randomness="different") draws a '
     'number for each sample, randomness="same" one for all.'
 )
@@ -124,7 +124,7 @@ _KNOWN: tuple[tuple[str, type[FxformsError], str], ...] = (
     ("backward() called inside a functorch transform", UnsupportedError, _INNER),
     ("accessing `data` under vmap", UnsupportedError, _DATA),
     ("Saved-tensor hooks (saved_tensors_hooks", UnsupportedError, ""),
-    ("called random operation while in randomness error mode", ArgumentError, _RANDOM),
+    ("called random operation while in randomness error mode", ArgumentError, RANDOM),
 )
 
 
@@ -138,7 +138,7 @@ def _seen(kind: type[FxformsError], text: str) -> str:
     return f"{operation[1]} would change a captured tensor in place. " if operation else ""
 
 
-def explain(error: RuntimeError, where: str) -> None:
+def translate(error: RuntimeError, where: str) -> None:
     """Raise a clearer error if torch's ``error`` is one of those known here; else do nothing."""
     if isinstance(error, FxformsError):
         return

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 from types import TracebackType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
 from fxforms import _substrate as substrate
 from fxforms.functions.function import Function, FunctionType
 
-_adopted: WeakKeyDictionary[type, Any] = WeakKeyDictionary()
+_lock = threading.Lock()
+_torch_apply = torch.autograd.Function.__dict__["apply"]
+_users = 0
 
 
 def adopt(function: Any) -> Any:
@@ -45,10 +48,22 @@ def adopt(function: Any) -> Any:
         raise TypeError(f"adopt expects a subclass of torch.autograd.Function, got {function!r}.")
     if issubclass(function, Function):
         return function
-    if function not in _adopted:
-        names = {"__module__": function.__module__, "__doc__": function.__doc__}
-        _adopted[function] = FunctionType(function.__name__, (function, Function), names)
-    return _adopted[function]
+    with _lock:
+        return _adopted(function)
+
+
+@functools.cache
+def _adopted(function: type[torch.autograd.Function]) -> Any:
+    """The one class made of ``function``."""
+    names = {"__module__": function.__module__, "__doc__": function.__doc__}
+    return FunctionType(function.__name__, (function, Function), names)
+
+
+def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """``torch.autograd.Function.apply`` while ``adopt_all`` is in force."""
+    if substrate.transforms_active():
+        return adopt(cls).apply(*args, **kwargs)
+    return _torch_apply.__func__(cls, *args, **kwargs)
 
 
 class adopt_all:
@@ -73,15 +88,7 @@ class adopt_all:
     """
 
     def __init__(self) -> None:
-        self._before = torch.autograd.Function.__dict__["apply"]
-        before = self._before.__func__
-
-        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            if substrate.transforms_active():
-                return adopt(cls).apply(*args, **kwargs)
-            return before(cls, *args, **kwargs)
-
-        torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment,method-assign]
+        self._count(1)
 
     def __enter__(self) -> None:
         pass
@@ -92,4 +99,13 @@ class adopt_all:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        torch.autograd.Function.apply = self._before  # type: ignore[method-assign]
+        self._count(-1)
+
+    @staticmethod
+    def _count(change: int) -> None:
+        """Count a user in or out; torch is as it was when there is none."""
+        global _users
+        with _lock:
+            _users += change
+            patched: Any = classmethod(_apply) if _users else _torch_apply
+            torch.autograd.Function.apply = patched  # type: ignore[method-assign]

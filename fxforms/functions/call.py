@@ -1,4 +1,12 @@
-"""The one operator: whatever is not a plain ATen op enters the level stack here."""
+"""The one operator, ``custom_function_call``: whatever is not a plain ATen op enters here.
+
+NOTE [how a call travels]
+
+``Function.apply`` binds keywords and calls ``enter``, which brings the call into the form that the
+interpreters take (flat operands, no ``ctx`` in ``forward``). ``bind`` is one step of it: the
+interpreter of the top level ``process``es the call, by a rule that binds again one level down. With
+no level left ``evaluate`` runs the body under plain autograd.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +15,15 @@ from typing import Any
 import torch
 
 from fxforms import _substrate as substrate
-from fxforms.errors import EscapedTensorError, explain
-from fxforms.interpreters import Primitive, current_interpreter
+from fxforms.functions.bind import bind, live
+from fxforms.functions.context import RuleContext
+from fxforms.functions.faults import no_vmap_rule, overwritten
+from fxforms.functions.inline import one_grad, only_vmaps, run_untracked
+from fxforms.functions.loop import Unmappable
+from fxforms.functions.packed import Packing, has_trees
+from fxforms.functions.recorded import Call
+from fxforms.functions.rules import FunctionRules
+from fxforms.functions.single_level import HiddenResidual
 
 
 def custom_function_call(fn: Any, *operands: Any) -> Any:
@@ -50,38 +65,70 @@ def custom_function_call(fn: Any, *operands: Any) -> Any:
             f"custom_function_call expects a subclass of fxforms.Function, got {fn!r}. A plain "
             f"torch.autograd.Function is called by its own apply."
         )
-    return rules.enter(operands)
+    return enter(rules, operands)
 
 
-def bind(primitive: Primitive, operands: tuple[Any, ...]) -> Any:
-    """The operator on an instance that is already resolved to its rules."""
-    operands = live(operands)
-    if not substrate.transforms_active():
+def enter(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
+    """A call by the user, in whichever form the class and the operands have."""
+    active = substrate.transforms_active()
+    if rules.packs or (active and rules.packs is None) or has_trees(operands):
+        return enter_packed(rules, operands)
+    if active and rules.maps_body and only_vmaps(operands):
         try:
-            return primitive.evaluate(*operands)
-        except RuntimeError as error:
-            explain(error, f"{primitive.__name__}.apply")
-            raise
-    check_levels(primitive, operands)
-    return current_interpreter().process(primitive, operands)
+            return rules.attempt(operands, lambda: run_inline(rules, operands))
+        except Unmappable:  # from here on the batch is looped over
+            return bind(rules, operands)
+    if needs_split(rules, active, operands):
+        return enter_split(rules, operands)
+    versions = substrate.versions(operands) if rules.packs is None else None
+    try:
+        output = bind(rules, operands)
+    except HiddenResidual:
+        rules.note_residuals()
+        return enter_split(rules, operands)
+    if not isinstance(output, torch.Tensor) and has_trees(
+        output if isinstance(output, tuple) else (output,)
+    ):
+        rules.packs = True
+        if versions != substrate.versions(operands):
+            raise overwritten(rules.__name__)
+        return enter_packed(rules, operands)
+    return output
 
 
-def live(operands: tuple[Any, ...]) -> tuple[Any, ...]:
-    """``operands`` with the wrappers of ended grad levels taken off, as torch's own ops do.
+def run_inline(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
+    """A call under vmap levels alone: the body at the level it is called at."""
+    if rules.vmap_method == "error":
+        raise no_vmap_rule(rules.__name__)
+    operands = live(operands)
+    if rules.combined:
+        operands = (RuleContext((False,) * len(operands)), *operands)
+    return run_untracked(rules.function.forward, operands)
 
-    A graph that ``vjp`` kept holds such wrappers.
+
+def enter_packed(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
+    """A call with pytrees among its operands or outputs.
+
+    The first call inside a transform comes here too: only its output tells whether it is flat.
     """
-    unwrap = substrate.unwrap_if_dead
-    return tuple([unwrap(x) if isinstance(x, torch.Tensor) else x for x in operands])
+    packing, leaves = Packing.of(operands)
+    flat = enter(rules.packed, (packing, *leaves))
+    if rules.packs is None:
+        rules.packs = not packing.is_flat()
+    return packing.output(flat)
 
 
-def check_levels(primitive: Primitive, operands: tuple[Any, ...]) -> None:
-    """Raise EscapedTensorError if an operand belongs to a level above the current one."""
-    current = substrate.current_level()
-    for index, operand in enumerate(operands):
-        if isinstance(operand, torch.Tensor) and substrate.level_of(operand) > current:
-            raise EscapedTensorError(
-                f"{primitive.__name__}.apply: argument {index} is a tensor of a vmap that has "
-                f"ended (the level is now {current}). Return it from the mapped function instead "
-                f"of storing it."
-            )
+def needs_split(rules: FunctionRules, active: bool, operands: tuple[Any, ...]) -> bool:
+    """True if what ``forward`` saves must be an output of its own, for other levels to see."""
+    if not (rules.splits and (active or rules.splits_always)):
+        return False
+    return not (rules.combined and rules.root.saves_no_residual and one_grad(operands))
+
+
+def enter_split(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
+    """A call of a Function whose residuals the levels must see."""
+    call = Call(operands)
+    outputs = rules.split.bind(call, *operands)
+    if rules.root.saves_no_residual is None:
+        rules.root.saves_no_residual = call.saves_no_residual()
+    return outputs[0] if call.single else outputs[: call.count]

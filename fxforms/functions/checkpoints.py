@@ -4,7 +4,8 @@ Its recomputation replays the block through saved-tensor hooks on one graph, whi
 have: a backward pass runs after its level has ended. Inside a transform the block therefore runs as
 it is, with the right derivatives of every order, and keeps its intermediate tensors.
 
-This is the only thing that importing fxforms changes in torch.
+This is the only thing in torch that importing fxforms changes, and it changes nothing outside of a
+transform.
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch.utils.checkpoint as torch_checkpoint
-
 from fxforms import _substrate as substrate
 
-_generator: Callable[..., Any] = torch_checkpoint._checkpoint_without_reentrant_generator
-_reentrant: Any = torch_checkpoint.CheckpointFunction
+_generator = substrate.torch_checkpoint._checkpoint_without_reentrant_generator
+_reentrant = substrate.torch_checkpoint.CheckpointFunction
+_reentrant_apply = _reentrant.apply
 
 
 def _run_as_it_is() -> Iterator[None]:
@@ -32,17 +32,14 @@ def _non_reentrant(*args: Any, **kwargs: Any) -> Any:
     return _generator(*args, **kwargs)
 
 
-class _Reentrant(_reentrant):  # type: ignore[misc]
+def _apply(cls: Any, function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
     """torch's reentrant checkpoint, or a plain call of the block inside a transform."""
-
-    @classmethod
-    def apply(cls, function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-        if substrate.transforms_active():
-            return function(*args)
-        return _reentrant.apply(function, preserve, *args)
+    if substrate.transforms_active():
+        return function(*args)
+    return _reentrant_apply(function, preserve, *args)
 
 
 def install() -> None:
     """Make ``torch.utils.checkpoint.checkpoint`` work inside transforms."""
-    torch_checkpoint._checkpoint_without_reentrant_generator = _non_reentrant
-    torch_checkpoint.CheckpointFunction = _Reentrant  # type: ignore[misc]
+    substrate.torch_checkpoint._checkpoint_without_reentrant_generator = _non_reentrant
+    _reentrant.apply = classmethod(_apply)

@@ -16,16 +16,17 @@ marked non-differentiable and saved.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fxforms import _substrate as substrate
-from fxforms._tree import map_leaves, map_tensors
 from fxforms.errors import GradientError
-from fxforms.functions.context import RuleContext, among
+from fxforms.functions.context import RuleContext
 from fxforms.functions.derive import Like, transpose
+from fxforms.functions.once import once_differentiable
+from fxforms.functions.recorded import Call, distinct
 from fxforms.functions.residuals import pull_residuals
 
 if TYPE_CHECKING:
@@ -33,111 +34,6 @@ if TYPE_CHECKING:
 
 
 _TENSOR = object()
-
-
-@dataclass(frozen=True, slots=True)
-class Ref:
-    """A tensor on ``ctx``: which input, output or residual it is."""
-
-    kind: str
-    index: int
-
-
-class Call:
-    """One call of a split Function: what its ``forward`` left on ``ctx``, by reference.
-
-    ``depth`` is the number of levels at the call. A graph at a lower level may have to
-    differentiate the residuals; that of the top level never does, unless there is no level at all:
-    plain autograd differentiates its own backward pass.
-    """
-
-    def __init__(self, operands: tuple[Any, ...]) -> None:
-        self.depth = substrate.level_depth()
-        self.input_likes = tuple([Like.of(x) for x in operands])
-        self.single = False
-        self.count = 0
-        self.saved: tuple[Ref | None, ...] = ()
-        self.saved_for_forward: tuple[Ref | None, ...] | None = None
-        self.attributes: dict[str, Any] = {}
-        self.dirty: list[int] = []
-        self.fixed: list[int] = []
-        self.materialize = True
-        self.output_likes: tuple[Like | None, ...] = ()
-        self.residual_likes: tuple[Like | None, ...] = ()
-
-    def new_context(self) -> RuleContext:
-        """A ``ctx`` for ``forward``: any tensor that can be differentiated may need it."""
-        return RuleContext(tuple([like is not None for like in self.input_likes]))
-
-    def record(self, ctx: RuleContext, operands: tuple[Any, ...], output: Any) -> tuple[Any, ...]:
-        """Take over what ``forward`` left on ``ctx``; returns outputs and residuals."""
-        self.single = not isinstance(output, tuple)
-        outputs = (output,) if self.single else output
-        residuals: list[torch.Tensor] = []
-
-        def refer(tensor: torch.Tensor | None) -> Ref | None:
-            if tensor is None:
-                return None
-            for kind, known in (("input", operands), ("output", outputs), ("residual", residuals)):
-                for index, other in enumerate(known):
-                    if tensor is other and not (kind == "output" and index in self.fixed):
-                        return Ref(kind, index)
-            residuals.append(tensor.view_as(tensor) if among(tensor, outputs) else tensor)
-            return Ref("residual", len(residuals) - 1)
-
-        self.count = len(outputs)
-        self.output_likes = tuple([Like.of(x) for x in outputs])
-        self.fixed = [i for i, x in enumerate(outputs) if among(x, ctx.non_differentiable)]
-        self.dirty = [i for i, x in enumerate(operands) if among(x, ctx.dirty_tensors)]
-        self.saved = tuple([refer(x) for x in ctx.to_save])
-        if ctx.saved_for_forward is not None:
-            self.saved_for_forward = tuple([refer(x) for x in ctx.saved_for_forward])
-        self.attributes = {k: map_tensors(refer, v) for k, v in ctx.attributes().items()}
-        self.materialize = ctx.materialize_grads
-        self.residual_likes = tuple([Like.of(x) for x in residuals])
-        return (*outputs, *residuals)
-
-    def refs(self) -> list[Ref]:
-        """Every tensor that the rules need, once."""
-        found: dict[Ref, None] = {}
-        named = [*self.saved, *(self.saved_for_forward or ())]
-        for value in self.attributes.values():
-            map_leaves(named.append, value)
-        for ref in named:
-            if isinstance(ref, Ref):
-                found[ref] = None
-        return list(found)
-
-    def restore(self, ctx: Any, forward: bool) -> RuleContext:
-        """The user's ``ctx`` at the level of ``ctx``, for a jvp rule if ``forward``."""
-        lookup = dict(zip(self.refs(), ctx.saved_tensors))
-
-        def find(leaf: Any) -> Any:
-            return lookup[leaf] if isinstance(leaf, Ref) else leaf
-
-        context = RuleContext(ctx.needs_input_grad[1:])
-        saved = self.saved_for_forward if forward and self.saved_for_forward else self.saved
-        context.to_save = tuple([find(ref) for ref in saved])
-        context.input_likes = self.input_likes
-        context.materialize_grads = self.materialize
-        for name, value in self.attributes.items():
-            setattr(context, name, map_leaves(find, value))
-        return context
-
-
-def distinct(operands: tuple[Any, ...]) -> tuple[Any, ...]:
-    """``operands`` with a tensor that is given twice as two objects, for they are told by identity.
-
-    They may be different tensors at the levels above.
-    """
-    seen: set[int] = set()
-    result = []
-    for operand in operands:
-        if isinstance(operand, torch.Tensor) and id(operand) in seen:
-            operand = operand.view_as(operand)
-        seen.add(id(operand))
-        result.append(operand)
-    return tuple(result)
 
 
 def run_body(rules: FunctionRules, ctx: RuleContext, operands: tuple[Any, ...]) -> Any:
@@ -167,32 +63,59 @@ def split_class(rules: FunctionRules) -> Any:
         return split_jvp(rules, ctx, tangents)
 
     methods: dict[str, Any] = {"forward": forward, "setup_context": setup_context}
-    methods |= {"backward": backward} | ({"jvp": jvp} if rules.jvp is not None else {})
-    attributes = {name: staticmethod(method) for name, method in methods.items()}
-    return substrate.make_function(rules.__name__, torch.autograd.Function, attributes)
+    methods |= {"backward": once_differentiable(backward) if rules.once else backward} | (
+        {"jvp": jvp} if rules.jvp is not None else {}
+    )
+    return substrate.make_function(
+        rules.__name__, torch.autograd.Function, methods, vmap_method=rules.vmap_method
+    )
 
 
 def set_up_split(call: Call, ctx: Any, operands: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
     """Save what the rules need at this level, and the inputs if a residual may need them."""
     kinds = {"input": operands, "output": outputs, "residual": outputs[call.count :]}
     tensors = [kinds[ref.kind][ref.index] for ref in call.refs()]
-    level = substrate.level_depth() + ctx.lowered
-    ctx.kept = None
+    level = substrate.level_depth() + ctx._fx_lowered
+    ctx._fx_kept = None
     if (level < call.depth or call.depth == 0) and any(call.residual_likes):
-        ctx.kept = tuple([_TENSOR if isinstance(x, torch.Tensor) else x for x in operands])
+        ctx._fx_kept = tuple([_TENSOR if isinstance(x, torch.Tensor) else x for x in operands])
         tensors += [x for x in operands if isinstance(x, torch.Tensor)]
     ctx.save_for_backward(*tensors)
     ctx.save_for_forward(*tensors)
-    ctx.call = call
+    ctx._fx_call = call
     ctx.mark_dirty(*[operands[i] for i in call.dirty])
     fixed = [outputs[i] for i in call.fixed]
-    ctx.mark_non_differentiable(*fixed, *(outputs[call.count :] if ctx.kept is None else ()))
+    if ctx._fx_lowered and ctx._fx_kept is None:  # a jvp rule is not asked for their tangents
+        fixed += outputs[call.count :]
+    ctx.mark_non_differentiable(*fixed)
     ctx.set_materialize_grads(False)
+    if call.samples and isinstance(ctx, RuleContext):
+        ctx._fx_samples = call.sample_level, sample_contexts(ctx)
+
+
+def sample_contexts(ctx: RuleContext) -> Callable[[int | None, Callable[[Any], Any]], RuleContext]:
+    """How to make of ``ctx`` that of one sample, whose call left values of its own."""
+
+    def place(index: int | None, put: Callable[[Any], Any]) -> RuleContext:
+        call: Call = ctx._fx_call  # type: ignore[attr-defined]
+        own: Any = RuleContext(ctx.needs_input_grad, ctx._fx_lowered)
+        own.to_save = tuple([put(x) for x in ctx.saved_tensors])
+        own._fx_call = call if index is None else call.samples[index]
+        own._fx_kept = ctx._fx_kept  # type: ignore[attr-defined]
+        return own  # type: ignore[no-any-return]
+
+    return place
 
 
 def kept_operands(rules: FunctionRules, ctx: Any) -> tuple[Any, ...]:
     """The inputs of the call, for the derivative of its residuals."""
-    call: Call = ctx.call
+    call: Call = ctx._fx_call
+    if ctx._fx_kept is None:
+        raise GradientError(
+            f"{rules.__name__}: torch.autograd.grad inside a transform asks for the derivative of "
+            f"what forward saved for backward. Write fxforms.grad there, or save only inputs and "
+            f"outputs."
+        )
     if call.dirty:
         raise GradientError(
             f"{rules.__name__}: a second derivative needs the derivative of what forward saved for "
@@ -200,7 +123,7 @@ def kept_operands(rules: FunctionRules, ctx: Any) -> tuple[Any, ...]:
             f"not change the input in place."
         )
     tensors = iter(ctx.saved_tensors[len(call.refs()) :])
-    return tuple([next(tensors) if x is _TENSOR else x for x in ctx.kept])
+    return tuple([next(tensors) if x is _TENSOR else x for x in ctx._fx_kept])
 
 
 def zeros_if_asked(
@@ -229,12 +152,12 @@ def split_backward(
     rules: FunctionRules, ctx: Any, cotangents: tuple[Any, ...]
 ) -> list[torch.Tensor | None]:
     """Gradients of the inputs: the user's rule for outputs, the body's for residuals."""
-    call: Call = ctx.call
+    call: Call = ctx._fx_call
     own, residual = cotangents[: call.count], cotangents[call.count :]
     gradients: list[torch.Tensor | None] = [None] * len(call.input_likes)
     if any(ct is not None for ct in own):
         filled = zeros_if_asked(call, own, call.output_likes)
-        gradients = list(rules.run_backward(call.restore(ctx, rules.transposes_jvp), filled))[
+        gradients = list(rules.gradients(call.restore(ctx, rules.transposes_jvp), filled))[
             : len(gradients)
         ]
     if any(ct is not None for ct in residual):
@@ -247,19 +170,13 @@ def split_backward(
 
 def split_jvp(rules: FunctionRules, ctx: Any, tangents: tuple[Any, ...]) -> tuple[Any, ...]:
     """Tangents: the user's rule for outputs, the body's transposed for residuals."""
-    call: Call = ctx.call
+    call: Call = ctx._fx_call
     assert rules.jvp is not None
     filled = zeros_if_asked(call, tangents, call.input_likes)
-    result = rules.jvp(call.restore(ctx, True), *filled)
-    own = result if isinstance(result, tuple) else (result,)
+    own = rules.run_rule(rules.jvp, call.restore(ctx, True), filled)
     likes = call.residual_likes
-    if ctx.kept is None:
+    if ctx._fx_kept is None:
         return (*own, *[None] * len(likes))
 
-    def pullback(leaves: list[torch.Tensor]) -> list[torch.Tensor | None]:
-        remaining = iter(leaves)
-        return residual_gradients(rules, ctx, tuple([x and next(remaining) for x in likes]))
-
-    points = [like.zeros() for like in likes if like is not None]
-    found = iter(transpose(pullback, points, tangents))
-    return (*own, *[None if like is None else next(found) for like in likes])
+    found = transpose(lambda cts: residual_gradients(rules, ctx, cts), likes, tangents)
+    return (*own, *found)

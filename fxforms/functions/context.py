@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ class NodeContext(substrate.BackwardCFunction):
     """
 
     _rules: Any
-    lowered = False
+    _fx_lowered = False
 
     @property
     def saved_tensors(self) -> Any:  # type: ignore[override]
@@ -39,9 +40,10 @@ class RuleContext:
 
     def __init__(self, needs_input_grad: tuple[bool, ...], lowered: bool = False) -> None:
         """``lowered``: the level that this ``ctx`` serves is popped while the rule runs."""
-        self.lowered = lowered
+        self._fx_lowered = lowered
         self.needs_input_grad = needs_input_grad
-        self.input_likes: tuple[Any, ...] = ()
+        self._fx_input_likes: tuple[Any, ...] = ()
+        self._fx_samples: tuple[int, Callable[..., RuleContext]] | None = None
         self.to_save: tuple[torch.Tensor | None, ...] = ()
         self.saved_for_forward: tuple[torch.Tensor | None, ...] | None = None
         self.dirty_tensors: tuple[torch.Tensor, ...] = ()
@@ -73,15 +75,22 @@ class RuleContext:
         """Whether absent cotangents and tangents arrive as zeros (the default) or as None."""
         self.materialize_grads = value
 
-    def attributes(self) -> dict[str, Any]:
-        """What the user set on this ``ctx``."""
-        return {name: value for name, value in vars(self).items() if name not in _OWN}
-
 
 _OWN = frozenset(vars(RuleContext(())))
 
 
-def among(tensor: torch.Tensor, tensors: tuple[torch.Tensor, ...]) -> bool:
+def attributes_of(ctx: Any) -> dict[str, Any]:
+    """What the user set on ``ctx``, of whichever class."""
+    own = vars(getattr(ctx, "_fx_real", ctx))
+    return {name: value for name, value in own.items() if name not in _OWN}
+
+
+def as_tuple(output: Any) -> tuple[Any, ...]:
+    """What ``forward`` or a rule returned, as a tuple."""
+    return output if isinstance(output, tuple) else (output,)
+
+
+def among(tensor: Any, tensors: tuple[torch.Tensor, ...]) -> bool:
     """True if ``tensor`` is one of ``tensors``, by identity."""
     return any(tensor is other for other in tensors)
 
@@ -118,8 +127,8 @@ def finish_jvp(
     ``given`` are the tangents that the rule was given.
     """
     single = not isinstance(outputs, tuple)
-    flat = (outputs,) if single else outputs
-    flat_tangents = list(tangents) if isinstance(tangents, tuple) else [tangents]
+    flat = as_tuple(outputs)
+    flat_tangents = list(as_tuple(tangents))
     own_memory(flat_tangents, given)
     values = []
     for index, output in enumerate(flat):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,8 @@ import torch
 from fxforms import _substrate as substrate
 from fxforms._tree import broadcast_prefix, flatten
 from fxforms.errors import RuleError, StructureError, describe, name_of
-from fxforms.functions.call import bind
+from fxforms.functions.bind import bind
+from fxforms.functions.decorators import positional_signature
 from fxforms.functions.packed import Packing
 from fxforms.interpreters import VmapInfo, jvp_level
 
@@ -48,7 +48,7 @@ class custom_vmap:
 
     def __init__(self, fun: Callable[..., Any]) -> None:
         functools.update_wrapper(self, fun, updated=())
-        self._signature = inspect.signature(fun)
+        self._signature = positional_signature(fun)
         self._primitive = BatchedBy(fun)
 
     def def_vmap(self, rule: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,8 +8,21 @@ from collections.abc import Callable
 from typing import Any
 
 from fxforms._tree import flatten
-from fxforms.errors import RuleError, StructureError, name_of
+from fxforms.errors import ArgumentError, RuleError, StructureError, describe, name_of
 from fxforms.functions.function import Function, FunctionType
+
+
+def positional_signature(fun: Callable[..., Any]) -> inspect.Signature:
+    """The signature of ``fun``; raises RuleError if it has keyword-only parameters."""
+    signature = inspect.signature(fun)
+    for parameter in signature.parameters.values():
+        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD):
+            raise RuleError(
+                f"{name_of(fun)} has the keyword-only parameter {parameter.name!r}. A function "
+                f"with rules of its own takes its arguments by position: drop the '*' (a caller "
+                f"may still name it)."
+            )
+    return signature
 
 
 class _Decorated:
@@ -20,8 +33,12 @@ class _Decorated:
     def __init__(self, fun: Callable[..., Any], nondiff_argnums: tuple[int, ...] = ()) -> None:
         functools.update_wrapper(self, fun, updated=())
         self.fun = fun
-        self._signature = inspect.signature(fun)
+        self._signature = positional_signature(fun)
         count = len(self._signature.parameters)
+        if any(not -count <= i < count for i in nondiff_argnums):
+            raise ArgumentError(
+                f"{name_of(fun)}: nondiff_argnums={nondiff_argnums!r} of {count} arguments."
+            )
         self._nondiff = tuple(sorted([i % count for i in nondiff_argnums]))
         self._function: Any = None
 
@@ -83,12 +100,14 @@ class custom_vjp(_Decorated):
         def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
             cotangent = cotangents if ctx.several else cotangents[0]
             result = bwd(*ctx.fixed, ctx.residuals, cotangent)
-            if not isinstance(result, tuple):
+            total = len(ctx.needs_input_grad)
+            expected = total - len(self._nondiff)
+            if not isinstance(result, tuple) or len(result) != expected:
                 raise StructureError(
-                    f"{name_of(self.fun)}: bwd must return the tuple of gradients, got {result!r}."
+                    f"{name_of(self.fun)}: bwd must return a tuple of {expected} gradients, one "
+                    f"for each differentiable argument, got {describe(result)}."
                 )
             gradients = iter(result)
-            total = len(ctx.needs_input_grad)
             return tuple([None if i in self._nondiff else next(gradients) for i in range(total)])
 
         self._define(forward=forward, backward=backward)
@@ -103,8 +122,9 @@ class custom_jvp(_Decorated):
             them first.
 
     ``f.defjvp(rule)`` sets ``rule(*nondiff, primals, tangents) -> (output, tangent)``, usable as a
-    decorator. ``f.defjvps(*rules)`` sets one ``rule(tangent, output, *primals)`` for each argument,
-    None for one without derivative; the tangents add up.
+    decorator; the output that it returns is not used, for ``fun`` is what runs.
+    ``f.defjvps(*rules)`` sets one ``rule(tangent, output, *primals)`` for each argument, None for
+    one without derivative; the tangents add up.
 
     Raises:
         RuleError: called before ``defjvp``.
@@ -138,6 +158,10 @@ class custom_jvp(_Decorated):
 
     def defjvps(self, *rules: Callable[..., Any] | None) -> None:
         """Set one rule for each argument."""
+        if all(rule is None for rule in rules):
+            raise ArgumentError(
+                f"{name_of(self.fun)}.defjvps needs at least one rule, got {rules!r}."
+            )
 
         def forward(ctx: Any, *args: Any) -> Any:
             ctx.args = args

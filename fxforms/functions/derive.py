@@ -15,6 +15,8 @@ import torch
 
 from fxforms import _substrate as substrate
 from fxforms._tree import flatten
+from fxforms.errors import GradientError
+from fxforms.functions.context import among, attributes_of
 from fxforms.functions.once import guard
 from fxforms.interpreters import below_all_levels, grad_level
 
@@ -43,20 +45,21 @@ class Like(NamedTuple):
 
 
 def transpose(
-    linear: Callable[[list[torch.Tensor]], Sequence[torch.Tensor | None]],
-    points: Sequence[torch.Tensor],
+    linear: Callable[[tuple[torch.Tensor | None, ...]], Sequence[torch.Tensor | None]],
+    likes: Sequence[Like | None],
     cotangents: Sequence[torch.Tensor | None],
-) -> list[torch.Tensor | None]:
-    """The transpose of ``linear`` applied to ``cotangents``; ``points`` are zeros of its inputs."""
+) -> tuple[torch.Tensor | None, ...]:
+    """The transpose of ``linear`` applied to ``cotangents``; None for an input like None."""
     with grad_level() as level:
-        leaves = [substrate.make_leaf(point, level) for point in points]
-        outputs = []
-        weights = []
-        for output, cotangent in zip(linear(leaves), cotangents):
-            if output is not None and cotangent is not None:
-                outputs.append(fit(output, cotangent))
-                weights.append(cotangent)
-    return pull(outputs, weights, leaves)
+        leaves = [None if x is None else substrate.make_leaf(x.zeros(), level) for x in likes]
+        pairs = [
+            (fit(out, ct), ct)
+            for out, ct in zip(linear(tuple(leaves)), cotangents)
+            if out is not None and ct is not None
+        ]
+    given = [leaf for leaf in leaves if leaf is not None]
+    found = iter(pull([out for out, _ in pairs], [ct for _, ct in pairs], given))
+    return tuple([None if leaf is None else next(found) for leaf in leaves])
 
 
 def pull(
@@ -81,48 +84,49 @@ def fit(output: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return output if output.shape == like.shape else output.sum_to_size(like.shape)
 
 
+def tangent_likes(ctx: Any, outputs: tuple[Any, ...]) -> list[Like | None]:
+    """What the tangent of each output is like; None for one without derivative."""
+    return [None if among(x, ctx.non_differentiable) else Like.of(x) for x in outputs]
+
+
 def jvp_from_backward(
-    rules: FunctionRules, ctx: Any, outputs: tuple[Any, ...], tangents: tuple[Any, ...]
+    rules: FunctionRules, ctx: Any, likes: list[Like | None], tangents: tuple[Any, ...]
 ) -> tuple[torch.Tensor | None, ...]:
-    """Tangents of ``outputs``: the backward rule, transposed."""
-    fixed = tuple([x for x in ctx.non_differentiable if x is not None])
-    likes = [None if any(x is y for y in fixed) else Like.of(x) for x in outputs]
-
-    def backward(leaves: list[torch.Tensor]) -> Sequence[torch.Tensor | None]:
-        remaining = iter(leaves)
-        return rules.run_linear(ctx, tuple([like and next(remaining) for like in likes]))
-
-    points = [like.zeros() for like in likes if like is not None]
-    result = transpose(backward, points, tangents)
+    """Tangents of the outputs: the backward rule, transposed."""
+    result = transpose(lambda cts: rules.gradients(ctx, cts), likes, tangents)
     if rules.once:
-        result = guard(rules.__name__, result, flatten([tangents, ctx.saved_tensors, vars(ctx)])[0])
-    found = iter(result)
-    return tuple([None if like is None else next(found) for like in likes])
+        sources = flatten([tangents, ctx.saved_tensors, attributes_of(ctx)])[0]
+        return tuple(guard(rules.__name__, result, sources))
+    return result
 
 
 def keep_for_transpose(ctx: Any, inputs: tuple[Any, ...]) -> None:
     """Keep on ``ctx`` what :func:`backward_from_jvp` needs."""
-    if not ctx.to_save and ctx.saved_for_forward:
+    if ctx.saved_for_forward:
         ctx.save_for_backward(*ctx.saved_for_forward)
-    ctx.input_likes = tuple([Like.of(x) for x in inputs])
+    ctx._fx_input_likes = tuple([Like.of(x) for x in inputs])
 
 
 def backward_from_jvp(
     rules: FunctionRules, ctx: Any, cotangents: tuple[Any, ...]
 ) -> tuple[torch.Tensor | None, ...]:
     """Gradients of the inputs: the jvp rule, transposed."""
-    likes = [like if need else None for like, need in zip(ctx.input_likes, ctx.needs_input_grad)]
+    likes = [
+        like if need else None for like, need in zip(ctx._fx_input_likes, ctx.needs_input_grad)
+    ]
 
-    def jvp(leaves: list[torch.Tensor]) -> Sequence[torch.Tensor | None]:
+    def jvp(leaves: tuple[torch.Tensor | None, ...]) -> Sequence[torch.Tensor | None]:
         assert rules.jvp is not None
-        remaining = iter([leaf.clone() for leaf in leaves])  # a rule may change them in place
         tangents = [
-            like.zeros() if wanted is None and like is not None else wanted and next(remaining)
-            for like, wanted in zip(ctx.input_likes, likes)
+            leaf.clone() if leaf is not None else like and like.zeros()  # a rule may change it
+            for leaf, like in zip(leaves, ctx._fx_input_likes)
         ]
-        result = rules.jvp(ctx, *tangents)
-        return result if isinstance(result, tuple) else (result,)
+        result = rules.run_rule(rules.jvp, ctx, tuple(tangents))
+        if len(result) != len(cotangents):
+            raise GradientError(
+                f"{rules.__name__}.jvp returned {len(result)} tangent(s) for {len(cotangents)} "
+                f"output(s). Return one for each output, None where it is zero."
+            )
+        return result
 
-    points = [like.zeros() for like in likes if like is not None]
-    found = iter(transpose(jvp, points, cotangents))
-    return tuple([None if like is None else next(found) for like in likes])
+    return transpose(jvp, likes, cotangents)

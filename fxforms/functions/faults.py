@@ -16,6 +16,23 @@ def no_vmap_rule(name: str) -> RuleError:
     )
 
 
+def overwritten(name: str) -> RuleError:
+    """The error for a body that changed its input before it proved unmappable."""
+    return RuleError(
+        f"{name} changed its input in place and then asked for the numbers of one sample, so it "
+        f"can neither be mapped over a batch nor run again. Add a vmap rule, or set "
+        f'vmap_method = "loop".'
+    )
+
+
+def values_of_samples(name: str) -> GradientError:
+    """The error for a rule that needs each sample's own values at a level that sees the batch."""
+    return GradientError(
+        f"{name} keeps values other than tensors on ctx that differ between the samples of a "
+        f"batch, and a second derivative cannot follow them. Save tensors, or give it a vmap rule."
+    )
+
+
 def no_derivative(name: str, mode: str) -> RuleError:
     """The error for a Function without any derivative rule."""
     return RuleError(

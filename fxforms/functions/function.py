@@ -7,7 +7,22 @@ from typing import Any, ClassVar
 import torch
 
 from fxforms._substrate import FunctionMeta
+from fxforms.functions.call import enter
+from fxforms.functions.declared import describe
 from fxforms.functions.rules import FunctionRules
+
+RULE_NAMES = frozenset(
+    {
+        "forward",
+        "setup_context",
+        "backward",
+        "vjp",
+        "jvp",
+        "vmap",
+        "generate_vmap_rule",
+        "vmap_method",
+    }
+)
 
 
 class FunctionType(FunctionMeta):
@@ -16,6 +31,12 @@ class FunctionType(FunctionMeta):
     def __init__(cls, name: str, bases: tuple[type, ...], attributes: dict[str, Any]) -> None:
         super().__init__(name, bases, attributes)  # type: ignore[no-untyped-call]
         FunctionRules(cls)
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        """Set an attribute; a rule that is replaced after the class was made counts at once."""
+        super().__setattr__(name, value)
+        if name in RULE_NAMES:
+            FunctionRules(cls)
 
 
 class Function(torch.autograd.Function, metaclass=FunctionType):
@@ -82,7 +103,7 @@ class Function(torch.autograd.Function, metaclass=FunctionType):
             >>> Double.rules()["jvp"]
             'derived: backward transposed'
         """
-        return cls._rules.describe()
+        return describe(cls._rules)
 
     @classmethod
     def apply(cls, *args: Any, **kwargs: Any) -> Any:
@@ -90,4 +111,4 @@ class Function(torch.autograd.Function, metaclass=FunctionType):
         rules = cls._rules
         if kwargs or len(args) != rules.arity:
             args = rules.signature.bind(args, kwargs)
-        return rules.enter(args)
+        return enter(rules, args)

@@ -8,8 +8,12 @@ from typing import Any
 
 import torch
 
-from fxforms.errors import RuleError
-from fxforms.interpreters import VmapInfo
+from fxforms import _substrate as substrate
+from fxforms._tree import is_atom, map_tensors
+from fxforms.errors import RANDOM, ArgumentError, RuleError
+from fxforms.functions.context import RuleContext, as_tuple, attributes_of
+from fxforms.interpreters import VmapInfo, current_interpreter
+from fxforms.interpreters.vmap import VmapInterpreter
 
 # What torch says where a body needs the numbers of one sample: NumPy and C code ask for the
 # storage, Python control flow and indexing for a value or a shape.
@@ -18,6 +22,7 @@ _UNMAPPABLE = (
     "calling .item() on a Tensor",
     "Tensor in some data-dependent control flow",
     "We do not support batching operators that can",
+    "attempting to call Tensor.requires_grad_()",
 )
 
 
@@ -47,6 +52,10 @@ def warn_once(name: str, error: RuntimeError) -> None:
     )
 
 
+class Unmappable(Exception):
+    """A body did not run on batched tensors."""
+
+
 def loop(
     call: Callable[..., Any],
     name: str,
@@ -61,15 +70,82 @@ def loop(
             f"tell the shape of its output. Give it a vmap rule, or skip the empty batch."
         )
     samples = []
+    state = torch.get_rng_state()
     for index in range(info.batch_size):
-        sample = [x if d is None else x.select(d, index) for x, d in zip(operands, in_dims)]
-        result = call(*sample)
-        samples.append(result if isinstance(result, tuple) else (result,))
-    outputs = tuple([stack(values) for values in zip(*samples)])
+        result = call(*[pick(x, d, index) for x, d in zip(operands, in_dims)])
+        samples.append(as_tuple(result))
+        if info.randomness != "different" and not torch.equal(state, torch.get_rng_state()):
+            if info.randomness == "error":
+                raise ArgumentError(f"{name}: a random operation in a loop over a batch. {RANDOM}")
+            if index + 1 < info.batch_size:
+                torch.set_rng_state(state)
+    outputs = tuple([stack(values, name) for values in zip(*samples)])
     dims = tuple([0 if isinstance(x, torch.Tensor) else None for x in outputs])
     return (outputs, dims) if isinstance(result, tuple) else (outputs[0], dims[0])
 
 
-def stack(values: tuple[Any, ...]) -> Any:
-    """One output of all samples: tensors stacked, anything else as the first sample gave it."""
-    return torch.stack(values) if isinstance(values[0], torch.Tensor) else values[0]
+def loop_rule(
+    rule: Callable[[RuleContext, tuple[Any, ...]], tuple[Any, ...]], ctx: Any, args: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """``rule``, met at a vmap level, on each sample of ``ctx`` and ``args`` one level down."""
+    interpreter = current_interpreter()
+    assert isinstance(interpreter, VmapInterpreter)
+    level, size = interpreter.level, interpreter.info().batch_size
+
+    def split(value: Any) -> tuple[Any, int | None]:
+        is_tensor = isinstance(value, torch.Tensor)
+        return substrate.unwrap_batched(value, level) if is_tensor else (value, None)
+
+    given = [split(x) for x in args]
+    samples = []
+    with interpreter.lower():
+        for index in range(size):
+            context = sample_context(ctx, level, split, index)
+            samples.append(rule(context, tuple([pick(x, d, index) for x, d in given])))
+        columns = [stack_present(values) for values in zip(*samples)]
+    return tuple([None if x is None else substrate.add_batch_dim(x, 0, level) for x in columns])
+
+
+def sample_context(
+    ctx: Any, level: int, split: Callable[[Any], tuple[Any, int | None]], index: int
+) -> RuleContext:
+    """``ctx`` of sample ``index`` at vmap ``level``."""
+
+    def put(value: Any) -> Any:
+        return pick(*split(value), index)
+
+    of_samples = getattr(ctx, "_fx_samples", None)
+    if of_samples is not None:
+        own, place = of_samples
+        context: RuleContext = place(index if own == level else None, put)
+        return context
+    context = RuleContext(ctx.needs_input_grad, ctx._fx_lowered)
+    context.to_save = tuple([put(x) for x in ctx.saved_tensors])
+    for name, value in attributes_of(ctx).items():
+        setattr(context, name, map_tensors(put, value))
+    return context
+
+
+def pick(value: Any, dim: int | None, index: int) -> Any:
+    """Sample ``index`` of ``value``, or all of it if it has no batch."""
+    return value if dim is None else value.select(dim, index)
+
+
+def stack(values: tuple[Any, ...], name: str) -> Any:
+    """One output of all samples: tensors stacked, anything else if it is the same for all."""
+    if isinstance(values[0], torch.Tensor):
+        return torch.stack(values)
+    if not all(x is values[0] or (is_atom(x) and x == values[0]) for x in values):
+        raise RuleError(
+            f"{name} returned a {type(values[0]).__name__} that differs between samples. Return a "
+            f"tensor, which can hold one value for each."
+        )
+    return values[0]
+
+
+def stack_present(values: tuple[torch.Tensor | None, ...]) -> torch.Tensor | None:
+    """The results of one rule on all samples, absent ones as zeros; None if all are absent."""
+    like = next((value for value in values if value is not None), None)
+    if like is None:
+        return None
+    return torch.stack([torch.zeros_like(like) if v is None else v for v in values])

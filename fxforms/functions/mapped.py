@@ -15,7 +15,8 @@ import torch
 from fxforms import _substrate as substrate
 from fxforms._tree import map_leaves, map_tensors
 from fxforms.errors import GradientError, describe
-from fxforms.functions.context import RuleContext
+from fxforms.functions.context import RuleContext, attributes_of
+from fxforms.functions.once import once_differentiable
 from fxforms.interpreters import VmapInfo, vmap_level
 
 if TYPE_CHECKING:
@@ -82,11 +83,10 @@ def mapped_class(rules: FunctionRules) -> Any:
 
     methods: dict[str, Callable[..., Any]] = {"forward": forward, "setup_context": setup_context}
     if rules.backward is not None:
-        methods["backward"] = backward
+        methods["backward"] = once_differentiable(backward) if rules.once else backward
     if rules.jvp is not None:
         methods["jvp"] = jvp
-    attributes: dict[str, Any] = {name: staticmethod(body) for name, body in methods.items()}
-    return substrate.make_function(rules.__name__, torch.autograd.Function, attributes)
+    return substrate.make_function(rules.__name__, torch.autograd.Function, methods)
 
 
 def run_forward(
@@ -131,7 +131,7 @@ class Record:
     def __init__(self, mapping: Mapping, context: RuleContext, shapes: tuple[Any, ...]) -> None:
         self.mapping = mapping
         self.needs_input_grad = context.needs_input_grad
-        self.lowered = context.lowered
+        self.lowered = context._fx_lowered
         self.shapes = shapes
         self.attributes: dict[str, Any] = {}
         self.attribute_count = 0
@@ -161,7 +161,7 @@ def run_setup(
     inputs = batch(operands, mapping.in_dims, level)
     single = not isinstance(output, tuple)
     outputs = batch((output,) if single else output, mapping.flat_out_dims(), level)
-    context = RuleContext(ctx.needs_input_grad[1:], ctx.lowered)
+    context = RuleContext(ctx.needs_input_grad[1:], ctx._fx_lowered)
     rules.function.setup_context(context, inputs, outputs[0] if single else outputs)
 
     def unbatch(tensors: tuple[Any, ...]) -> list[tuple[Any, int | None]]:
@@ -175,7 +175,7 @@ def run_setup(
         attributes.append(tensor)
         return Slot(len(attributes) - 1)
 
-    record.attributes = {k: map_tensors(keep, v) for k, v in context.attributes().items()}
+    record.attributes = {k: map_tensors(keep, v) for k, v in attributes_of(context).items()}
     record.attribute_count = len(attributes)
     saved = unbatch((*attributes, *context.to_save))
     ctx.save_for_backward(*[value for value, _ in saved])
@@ -186,11 +186,10 @@ def run_setup(
     ctx.mark_dirty(*[value for value, _ in unbatch(context.dirty_tensors)])
     ctx.mark_non_differentiable(*[value for value, _ in unbatch(context.non_differentiable)])
     ctx.set_materialize_grads(context.materialize_grads)
-    ctx.record = record
+    ctx._fx_record = record
 
 
 def apply_rule(
-    rules: FunctionRules,
     record: Record,
     saved: tuple[Any, ...],
     saved_dims: Dims,
@@ -198,27 +197,14 @@ def apply_rule(
     arg_dims: Dims,
     rule: Callable[[RuleContext, tuple[Any, ...]], Sequence[Any]],
 ) -> list[tuple[Any, int | None]]:
-    """``rule`` on the whole batch: each result with its batch dim. A loop where it must be."""
+    """``rule`` on the whole batch: each result with its batch dim."""
 
     def batched(level: int) -> list[tuple[Any, int | None]]:
         context = record.restore(saved, saved_dims, lambda x, d: batch_one(x, d, level))
         results = rule(context, batch(args, arg_dims, level))
         return [(None, None) if x is None else substrate.unwrap_batched(x, level) for x in results]
 
-    if not rules.loops:
-        try:
-            return record.mapping.run(batched)  # type: ignore[no-any-return]
-        except RuntimeError as error:
-            rules.loop_because(error)
-    samples = []
-    for index in range(record.mapping.info.batch_size):
-
-        def pick(value: Any, dim: int | None, index: int = index) -> Any:
-            return value if dim is None or value is None else value.select(dim, index)
-
-        context = record.restore(saved, saved_dims, pick)
-        samples.append(rule(context, tuple(map(pick, args, arg_dims))))
-    return [(None, None) if x[0] is None else (torch.stack(x), 0) for x in zip(*samples)]
+    return record.mapping.run(batched)  # type: ignore[no-any-return]
 
 
 def run_backward(
@@ -229,11 +215,11 @@ def run_backward(
     A rule may return a gradient that broadcasts to its input. Autograd cannot reduce that once the
     batch dim is in the way, so it is done here, sample by sample.
     """
-    record: Record = ctx.record
+    record: Record = ctx._fx_record
     mapping = record.mapping
 
     def rule(context: RuleContext, args: tuple[Any, ...]) -> list[Any]:
-        gradients = rules.run_backward(context, args)
+        gradients = rules.gradients(context, args)
         return [
             None if g is None or shape is None else reduce_to(g, shape)
             for g, shape in zip(gradients, record.shapes)
@@ -241,7 +227,7 @@ def run_backward(
 
     dims = mapping.flat_out_dims()
     saved, saved_dims = ctx.saved_tensors, record.backward_dims
-    pairs = apply_rule(rules, record, saved, saved_dims, cotangents, dims, rule)
+    pairs = apply_rule(record, saved, saved_dims, cotangents, dims, rule)
     size = mapping.info.batch_size
     return tuple([place_gradient(g, d, to, size) for (g, d), to in zip(pairs, mapping.in_dims)])
 
@@ -273,13 +259,12 @@ def move_batch(value: torch.Tensor, dim: int | None, target: int, batch_size: in
 
 def run_jvp(rules: FunctionRules, ctx: Any, tangents: tuple[Any, ...]) -> tuple[Any, ...]:
     """The user's ``jvp`` on one batch."""
-    record: Record = ctx.record
+    record: Record = ctx._fx_record
     mapping = record.mapping
 
     def rule(context: RuleContext, args: tuple[Any, ...]) -> tuple[Any, ...]:
         assert rules.jvp is not None
-        result = rules.jvp(context, *args)
-        tangents = result if isinstance(result, tuple) else (result,)
+        tangents = rules.run_rule(rules.jvp, context, args)
         for index, tangent in enumerate(tangents):
             if not (tangent is None or isinstance(tangent, torch.Tensor)):
                 raise GradientError(
@@ -289,7 +274,7 @@ def run_jvp(rules: FunctionRules, ctx: Any, tangents: tuple[Any, ...]) -> tuple[
         return tangents
 
     saved, saved_dims = ctx.saved_tensors, record.forward_dims
-    pairs = apply_rule(rules, record, saved, saved_dims, tangents, mapping.in_dims, rule)
+    pairs = apply_rule(record, saved, saved_dims, tangents, mapping.in_dims, rule)
     size = mapping.info.batch_size
     return tuple(
         [

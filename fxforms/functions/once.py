@@ -7,7 +7,7 @@ everything it was computed from, so that each level sees the dependence and refu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ import torch
 from fxforms import _substrate as substrate
 from fxforms._tree import flatten
 from fxforms.errors import GradientError
+from fxforms.functions.context import attributes_of
 
 once_differentiable = substrate.torch_once_differentiable
 _WRAPPER = once_differentiable(len).__code__
@@ -65,11 +66,16 @@ def guard(
     return [None if value is None else next(guarded) for value in values]
 
 
-def run_once(name: str, backward: Any, ctx: Any, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
-    """``backward`` of the Function ``name`` without recording, its result guarded."""
+def run_once(
+    name: str,
+    rule: Callable[[Any, tuple[Any, ...]], tuple[Any, ...]],
+    ctx: Any,
+    cotangents: tuple[Any, ...],
+) -> tuple[Any, ...]:
+    """The backward ``rule`` of the Function ``name`` without recording, its result guarded."""
     with torch.no_grad():
-        result = backward.__wrapped__(ctx, *cotangents)
-    flat, spec = flatten(result if isinstance(result, tuple) else (result,))
-    sources = flatten([cotangents, ctx.saved_tensors, vars(ctx)])[0]
+        result = rule(ctx, cotangents)
+    flat, spec = flatten(result)
+    sources = flatten([cotangents, ctx.saved_tensors, attributes_of(ctx)])[0]
     gradients: Any = spec.unflatten(guard(name, flat, sources))
     return tuple(gradients)

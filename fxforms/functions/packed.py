@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fxforms import _substrate as substrate
-from fxforms._tree import PyTreeSpec, broadcast_prefix, flatten, is_atom, show
+from fxforms._tree import PyTreeSpec, align, broadcast_prefix, flatten, is_atom, show
 from fxforms.errors import GradientError
+from fxforms.functions.context import as_tuple
+from fxforms.functions.once import once_differentiable
+from fxforms.interpreters.vmap import check_pair
 
 if TYPE_CHECKING:
     from fxforms.functions.rules import FunctionRules
@@ -58,10 +61,23 @@ class Packing:
         assert self.out_spec is not None
         return self.out_spec.unflatten(flat)
 
+    def join(self, parts: tuple[Any, ...]) -> Any:
+        """What a jvp rule returned, as a tree like the output."""
+        assert self.out_spec is not None
+        return parts if self.out_spec.type is tuple or len(parts) != 1 else parts[0]
+
     def output_parts(self, flat: tuple[Any, ...]) -> tuple[Any, ...]:
         """``flat`` as the arguments of ``backward``: one for each member of a tuple output."""
         output = self.output(flat)
-        return output if isinstance(output, tuple) else (output,)
+        return as_tuple(output)
+
+    def is_flat(self) -> bool:
+        """True if the output is a tensor or other leaf, or a tuple of them."""
+        assert self.out_spec is not None
+        kind = self.out_spec.type
+        return kind is None or (
+            kind is tuple and all(child.is_leaf() for child in self.out_spec.children())
+        )
 
     def needs(self, flat: tuple[bool, ...]) -> tuple[bool, ...]:
         """``needs_input_grad`` by argument: whether any tensor in it needs one."""
@@ -72,22 +88,22 @@ class PackedContext:
     """The ``ctx`` of the packed Function as the user's rules see it."""
 
     def __init__(self, ctx: Any, packing: Packing) -> None:
-        self.__dict__["_ctx"] = ctx
+        self.__dict__["_fx_real"] = ctx
         self.__dict__["needs_input_grad"] = packing.needs(ctx.needs_input_grad[1:])
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._ctx, name)
+        return getattr(self._fx_real, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._ctx, name, value)
+        setattr(self._fx_real, name, value)
 
     def mark_dirty(self, *trees: Any) -> None:
         """Declare inputs that ``forward`` changed in place."""
-        self._ctx.mark_dirty(*flatten(trees)[0])
+        self._fx_real.mark_dirty(*flatten(trees)[0])
 
     def mark_non_differentiable(self, *trees: Any) -> None:
         """Declare outputs that have no derivative."""
-        self._ctx.mark_non_differentiable(*flatten(trees)[0])
+        self._fx_real.mark_non_differentiable(*flatten(trees)[0])
 
 
 def match(
@@ -96,14 +112,11 @@ def match(
     """The leaves of ``trees``, one tree for each of ``specs``, where None stands for all of one."""
     flat: list[torch.Tensor | None] = []
     for tree, spec, name in zip(trees, specs, names):
-        if tree is None:
-            flat.extend([None] * spec.num_leaves)
-            continue
-        leaves, given = flatten(tree)
-        if given.num_leaves != spec.num_leaves:
+        leaves = align(tree, spec)
+        if leaves is None:
             raise GradientError(
-                f"{what} for {name} has structure {show(given)}, but {name} has {show(spec)}. "
-                f"Return one of the same structure, or None for all of it."
+                f"{what} for {name} has structure {show(flatten(tree)[1])}, but {name} has "
+                f"{show(spec)}. Return one of the same structure, or None for all of it."
             )
         flat.extend(leaves)
     return tuple(flat)
@@ -117,52 +130,79 @@ def packed_class(rules: FunctionRules) -> Any:
         return packing.pack_output(function.forward(*packing.args(flat)))
 
     def forward_combined(ctx: Any, packing: Packing, *flat: Any) -> tuple[Any, ...]:
-        ctx.packing = packing
+        ctx._fx_packing = packing
         context = PackedContext(ctx, packing)
         return packing.pack_output(function.forward(context, *packing.args(flat)))
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        packing = ctx.packing = inputs[0]
+        packing = ctx._fx_packing = inputs[0]
         rules.setup_context(
             PackedContext(ctx, packing), packing.args(inputs[1:]), packing.output(output)
         )
 
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
-        packing: Packing = ctx.packing
-        context = PackedContext(ctx, packing)
-        result = rules.run_backward(context, packing.output_parts(cotangents))
-        return (
-            None,
-            *match(
-                result,
-                packing.specs,
-                rules.signature.names(len(packing.specs)),
-                f"{rules.__name__}.backward: the gradient",
-            ),
-        )
+        return (None, *packed_backward(rules, ctx, cotangents))
 
     def jvp(ctx: Any, _: None, *tangents: Any) -> tuple[Any, ...]:
-        assert rules.jvp is not None
-        packing: Packing = ctx.packing
-        result = rules.jvp(PackedContext(ctx, packing), *packing.args(tangents))
-        assert packing.out_spec is not None
-        return match(
-            [result], [packing.out_spec], ["the output"], f"{rules.__name__}.jvp: the tangent"
-        )
+        return packed_jvp(rules, ctx, tangents)
 
     def vmap(info: Any, in_dims: tuple[int | None, ...], packing: Packing, *flat: Any) -> Any:
-        assert rules.vmap is not None
-        output, out_dims = rules.vmap(info, packing.args(in_dims[1:]), *packing.args(flat))
-        leaves = packing.pack_output(output)
-        assert packing.out_spec is not None
-        dims = broadcast_prefix(out_dims, packing.out_spec, f"{rules.__name__}.vmap", "out_dims")
-        return leaves, tuple(dims)
+        return packed_vmap(rules, info, in_dims[1:], packing, flat)
 
     form: dict[str, Any] = {"forward": forward_combined}
     if not rules.combined:
         form = {"forward": forward, "setup_context": setup_context}
-    derived: dict[str, Any] = {"backward": backward, "jvp": jvp, "vmap": vmap}
+    derived: dict[str, Any] = {
+        "backward": once_differentiable(backward) if rules.once else backward,
+        "jvp": jvp,
+        "vmap": vmap,
+    }
     given = {name: method for name, method in derived.items() if getattr(rules, name) is not None}
-    attributes: dict[str, Any] = {n: staticmethod(method) for n, method in (form | given).items()}
-    attributes |= {"vmap_method": rules.vmap_method, "splits_always": rules.splits_always}
-    return substrate.make_function(rules.__name__, torch.autograd.Function, attributes)
+    return substrate.make_function(
+        rules.__name__,
+        torch.autograd.Function,
+        form | given,
+        vmap_method=rules.vmap_method,
+        splits_always=rules.splits_always,
+    )
+
+
+def packed_backward(
+    rules: FunctionRules, ctx: Any, cotangents: tuple[Any, ...]
+) -> tuple[torch.Tensor | None, ...]:
+    """The user's ``backward`` on trees, one gradient for each leaf of the arguments."""
+    packing: Packing = ctx._fx_packing
+    result = rules.gradients(PackedContext(ctx, packing), packing.output_parts(cotangents))
+    names = rules.signature.names(len(packing.specs))
+    return match(result, packing.specs, names, f"{rules.__name__}.backward: the gradient")
+
+
+def packed_jvp(
+    rules: FunctionRules, ctx: Any, tangents: tuple[Any, ...]
+) -> tuple[torch.Tensor | None, ...]:
+    """The user's ``jvp`` on trees, one tangent for each leaf of the output."""
+    packing: Packing = ctx._fx_packing
+    assert rules.jvp is not None
+    assert packing.out_spec is not None
+    context = PackedContext(ctx, packing)
+    result = packing.join(rules.run_rule(rules.jvp, context, packing.args(tangents)))
+    what = f"{rules.__name__}.jvp: the tangent"
+    return match([result], [packing.out_spec], ["the output"], what)
+
+
+def packed_vmap(
+    rules: FunctionRules,
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    packing: Packing,
+    flat: tuple[Any, ...],
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The user's ``vmap`` on trees: the leaves of the output and their batch dims."""
+    assert rules.vmap is not None
+    result = rules.vmap(info, packing.args(in_dims), *packing.args(flat))
+    check_pair(rules.__name__, substrate.level_depth() + 1, result)
+    output, out_dims = result
+    leaves = packing.pack_output(output)
+    assert packing.out_spec is not None
+    dims = broadcast_prefix(out_dims, packing.out_spec, f"{rules.__name__}.vmap", "out_dims")
+    return leaves, tuple(dims)

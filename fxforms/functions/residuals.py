@@ -32,18 +32,20 @@ _ALIASES = frozenset({torch.Tensor.detach, torch.Tensor.data.__get__})  # type: 
 
 
 class Tracked(TorchFunctionMode):
-    """Runs a body with recording on throughout, and notes if a tracked value leaves torch."""
+    """Runs a body at ``level`` with recording on, and notes if a tracked value leaves torch."""
 
-    def __init__(self) -> None:
+    def __init__(self, level: int) -> None:
         super().__init__()
+        self.level = level
         self.left_torch = False
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func is substrate.set_grad_enabled:
+        own = substrate.level_depth() == self.level  # a transform that forward calls is its own
+        if func is substrate.set_grad_enabled and own:
             return None
-        if func in _ALIASES:
+        if func in _ALIASES and own:
             return args[0].view_as(args[0])
         if func in _LEAVES_TORCH and args[0].requires_grad:
             self.left_torch = True
@@ -59,7 +61,7 @@ def pull_residuals(
     Raises:
         GradientError: a tracked value left torch on the way.
     """
-    with grad_level() as level, Tracked() as tracked:
+    with grad_level() as level, Tracked(level) as tracked:
         leaves, inner = [], []
         for operand in operands:
             if Like.of(operand) is not None:

@@ -10,27 +10,34 @@ import torch
 
 from fxforms import _substrate as substrate
 from fxforms.errors import RuleError
-from fxforms.functions.call import bind, live
-from fxforms.functions.combined import Call, split_class
-from fxforms.functions.context import RuleContext, finish_jvp, materialize
-from fxforms.functions.derive import backward_from_jvp, jvp_from_backward, keep_for_transpose
-from fxforms.functions.faults import check_count, no_derivative, no_vmap_rule
-from fxforms.functions.inline import one_grad, only_vmaps, run_untracked
-from fxforms.functions.loop import is_unmappable, loop, warn_once
+from fxforms.functions.bind import bind, live
+from fxforms.functions.combined import split_class
+from fxforms.functions.context import RuleContext, as_tuple, finish_jvp, materialize
+from fxforms.functions.declared import check, given
+from fxforms.functions.derive import (
+    backward_from_jvp,
+    jvp_from_backward,
+    keep_for_transpose,
+    tangent_likes,
+)
+from fxforms.functions.faults import (
+    check_count,
+    no_derivative,
+    no_vmap_rule,
+    overwritten,
+    values_of_samples,
+)
+from fxforms.functions.inline import run_untracked, tracked
+from fxforms.functions.loop import Unmappable, is_unmappable, loop, loop_rule, warn_once
 from fxforms.functions.mapped import Mapping, mapped_class
 from fxforms.functions.once import DifferentiatedOnce, is_once_differentiable, run_once
-from fxforms.functions.packed import Packing, has_trees, packed_class
+from fxforms.functions.packed import packed_class
+from fxforms.functions.recorded import Call
 from fxforms.functions.signature import Signature
-from fxforms.functions.single_level import (
-    HiddenResidual,
-    apply_single_level,
-    context_class,
-    single_level_class,
-)
+from fxforms.functions.single_level import apply_single_level, context_class, single_level_class
 from fxforms.interpreters import VmapInfo
 
 _BASE = torch.autograd.Function
-VMAP_METHODS = ("derive", "loop", "error")
 
 
 class FunctionRules:
@@ -41,49 +48,32 @@ class FunctionRules:
     :attr:`mapped`. Each is made at its first use.
     """
 
-    def __init__(self, function: Any) -> None:
+    def __init__(
+        self, function: Any, root: FunctionRules | None = None, watches: bool = True
+    ) -> None:
+        """``root``: the rules these are derived from. ``watches``: may hide a residual."""
+        self.root = root or self
         self.function = function
         function._rules = self
         self.__name__: str = function.__name__
         self.combined = function.setup_context is _BASE.setup_context
-        self.backward = self._given("backward", "vjp")
-        self.jvp = self._given("jvp")
-        self.vmap = self._given("vmap")
+        self.backward = given(function, "backward", "vjp")
+        self.jvp = given(function, "jvp")
+        self.vmap = given(function, "vmap")
         self.vmap_method: str = getattr(function, "vmap_method", "derive")
-        self._check()
+        check(function, self.vmap, self.vmap_method)
         self.once = is_once_differentiable(self.backward)
         self.transposes_jvp = self.backward is None and self.jvp is not None
         self.loops = self.vmap_method == "loop"
         self.splits = self.combined
         self.splits_always: bool = getattr(function, "splits_always", False)
-        self.packs = False
-        self.hides_nothing = False
+        self.packs: bool | None = None if root is None else False
+        self.saves_no_residual: bool | None = None
+        self.watches = watches
+        self.maps = False
         self.signature = Signature(function, self.combined)
         self.arity = self.signature.arity
         self.evaluate: Callable[..., Any] = substrate.autograd_apply(self._carrier())
-
-    def _given(self, *names: str) -> Callable[..., Any] | None:
-        """The rule of one of these names that the class defines, None if it defines none."""
-        rules = [(getattr(self.function, name), getattr(_BASE, name)) for name in names]
-        found = [rule for rule, inherited in rules if rule is not inherited]
-        if len(found) > 1:
-            raise RuleError(
-                f"{self.__name__} defines both {' and '.join(names)}, which are two names of one "
-                f"rule. Keep one."
-            )
-        return found[0] if found else None
-
-    def _check(self) -> None:
-        """Raise RuleError if the class contradicts itself."""
-        if self.function.generate_vmap_rule and self.vmap is not None:
-            raise RuleError(
-                f"{self.__name__} has generate_vmap_rule=True and a vmap rule of its own. Keep one."
-            )
-        if self.vmap_method not in VMAP_METHODS:
-            raise RuleError(
-                f"{self.__name__} has vmap_method={self.vmap_method!r}; it must be one of "
-                f"{', '.join(map(repr, VMAP_METHODS))}."
-            )
 
     def _carrier(self) -> Any:
         """The class that plain autograd runs: the user's, unless its backward is derived."""
@@ -94,26 +84,9 @@ class FunctionRules:
                 methods["forward"] = self.forward_with_ctx
             else:
                 methods["setup_context"] = self.setup_context
-            attributes = {name: staticmethod(method) for name, method in methods.items()}
-            carrier = substrate.make_function(self.__name__, _BASE, attributes)
+            carrier = substrate.make_function(self.__name__, _BASE, methods)
         carrier._backward_cls = context_class(self, carrier)
         return carrier
-
-    def describe(self) -> dict[str, str]:
-        """For each rule: given, derived from what, or absent and why."""
-        absent = "absent: neither backward nor jvp is given"
-        vmap = {
-            "derive": "derived: forward and the other rules mapped over the batch",
-            "loop": 'derived: one call a sample (vmap_method = "loop")',
-            "error": 'absent: vmap_method = "error"',
-        }[self.vmap_method]
-        if self.loops and self.vmap_method == "derive":
-            vmap = "derived: one call a sample, for a body cannot be mapped"
-        backward = "given" if self.backward else "derived: jvp transposed" if self.jvp else absent
-        jvp = "given" if self.jvp else "derived: backward transposed" if self.backward else absent
-        if self.once:
-            backward = "given, once differentiable"
-        return {"backward": backward, "jvp": jvp, "vmap": "given" if self.vmap else vmap}
 
     @cached_property
     def node(self) -> Any:
@@ -123,68 +96,31 @@ class FunctionRules:
     @cached_property
     def mapped(self) -> FunctionRules:
         """This Function on a batch."""
-        mapped = FunctionRules(mapped_class(self))
-        mapped.hides_nothing = self.hides_nothing
-        return mapped
+        return FunctionRules(mapped_class(self), self.root, self.watches)
 
     @cached_property
     def packed(self) -> FunctionRules:
         """This Function on the leaves of its arguments."""
-        return FunctionRules(packed_class(self))
+        return FunctionRules(packed_class(self), self.root)
 
     @cached_property
     def split(self) -> FunctionRules:
         """This Function without ``ctx`` in ``forward``."""
         return SplitRules(self)
 
-    def enter(self, operands: tuple[Any, ...]) -> Any:
-        """A call by the user, in whichever form the class and the operands have."""
-        active = substrate.transforms_active()
-        if active and self.vmap is None and not self.loops and only_vmaps(operands):
-            try:
-                return self._enter_inline(operands)
-            except RuntimeError as error:
-                self.loop_because(error)
-        if self.packs or has_trees(operands):
-            return self._enter_packed(operands)
-        if self.splits and (active or self.splits_always) and not one_grad(operands):
-            return self._enter_split(operands)
-        try:
-            output = bind(self, operands)
-        except HiddenResidual:
-            self.splits = True  # known from here on
-            return self._enter_split(operands)
-        if isinstance(output, torch.Tensor):
-            return output
-        if has_trees(output if isinstance(output, tuple) else (output,)):
-            self.packs = True  # seen once: from here on the containers are opened first
-            return self._enter_packed(operands)
-        return output
-
-    def _enter_inline(self, operands: tuple[Any, ...]) -> Any:
-        """A call under vmap levels alone: the body at the level it is called at."""
-        if self.vmap_method == "error":
-            raise no_vmap_rule(self.__name__)
-        operands = live(operands)
-        if self.combined:
-            operands = (RuleContext((False,) * len(operands)), *operands)
-        return run_untracked(self.function.forward, operands)
-
-    def _enter_packed(self, operands: tuple[Any, ...]) -> Any:
-        """A call with pytrees among its operands or outputs."""
-        packing, leaves = Packing.of(operands)
-        flat = self.packed.enter((packing, *leaves))
-        return packing.output(flat)
-
-    def _enter_split(self, operands: tuple[Any, ...]) -> Any:
-        """A call of a Function whose residuals the levels must see."""
-        call = Call(operands)
-        outputs = self.split.bind(call, *operands)
-        return outputs[0] if call.single else outputs[: call.count]
-
     def bind(self, *operands: Any) -> Any:
-        """The operator, at the level now on top."""
+        """The operator, called by a rule one level up.
+
+        With no level left and nothing that plain autograd follows, the body needs no ``ctx``.
+        """
+        if not (substrate.transforms_active() or self.combined or tracked(operands)):
+            return run_untracked(self.function.forward, live(operands))
         return bind(self, operands)
+
+    def note_residuals(self) -> None:
+        """A call has shown that this class hides a residual: split it from here on."""
+        self.splits = True
+        self.root.saves_no_residual = False
 
     def setup_context(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """The user's ``setup_context``, and what a derived backward needs beside it."""
@@ -210,13 +146,17 @@ class FunctionRules:
         ctx = RuleContext(tuple([tangent is not None for tangent in tangents]), lowered=True)
         outputs = self.bind(*primals)
         self.function.setup_context(ctx, primals, outputs)
-        flat = outputs if isinstance(outputs, tuple) else (outputs,)
+        flat = as_tuple(outputs)
         if self.jvp is None:
-            result: Any = jvp_from_backward(self, ctx, flat, tangents)
+            ctx.saved_for_forward = None  # what runs is backward
+            likes = tangent_likes(ctx, flat)
+            result = self.run_rule(
+                lambda ctx, *given: jvp_from_backward(self, ctx, likes, given), ctx, tangents
+            )
         else:
             if ctx.materialize_grads:
                 tangents = tuple([materialize(p, t) for p, t in zip(primals, tangents)])
-            result = self.jvp(ctx, *tangents)
+            result = self.run_rule(self.jvp, ctx, tangents)
         return finish_jvp(ctx, primals, tangents, outputs, result)
 
     def vmap_rule(
@@ -228,48 +168,94 @@ class FunctionRules:
         if self.vmap_method == "error":
             raise no_vmap_rule(self.__name__)
         if not self.loops:
+            mapping = Mapping(info, in_dims)
             try:
-                mapping = Mapping(info, in_dims)
-                return self.mapped.bind(mapping, *operands), mapping.out_dims
-            except RuntimeError as error:
-                self.loop_because(error)
+                outputs = self.attempt(operands, lambda: self.mapped.bind(mapping, *operands))
+                return outputs, mapping.out_dims
+            except Unmappable:
+                pass
+        return self.loop_over(info, in_dims, operands)
+
+    def loop_over(
+        self, info: VmapInfo, in_dims: tuple[int | None, ...], operands: tuple[Any, ...]
+    ) -> tuple[Any, Any]:
+        """One call a sample."""
         return loop(self.bind, self.__name__, info, in_dims, operands)
+
+    @property
+    def maps_body(self) -> bool:
+        """True if a batch is mapped by running the body on it."""
+        return self.vmap is None and not self.loops
+
+    def attempt(self, operands: tuple[Any, ...], run: Callable[[], Any]) -> Any:
+        """``run()``, which runs bodies on batched tensors; raises Unmappable if one cannot.
+
+        Once that is known of a class, all its batches are looped over.
+        """
+        versions = None if self.maps else substrate.versions(operands)
+        try:
+            result = run()
+        except RuntimeError as error:
+            self.loop_because(error)
+            if versions != substrate.versions(operands):
+                raise overwritten(self.__name__) from error
+            raise Unmappable from error
+        self.maps = True
+        return result
 
     def loop_because(self, error: RuntimeError) -> None:
         """Loop over batches from now on if ``error`` says that a body cannot be mapped."""
-        if not is_unmappable(error):
+        if isinstance(error, RuleError) or not is_unmappable(error):
             raise error
-        if not self.loops:
+        if not self.root.loops:
             warn_once(self.__name__, error)
-        self.loops = True
+        self.loops = self.root.loops = True
+
+    def run_rule(
+        self, rule: Callable[..., Any], ctx: Any, args: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        """A user's rule; one call a sample where it cannot run on a batch."""
+        if getattr(ctx, "_fx_samples", None) is None:
+            try:
+                return as_tuple(rule(ctx, *args))
+            except RuntimeError as error:
+                if not substrate.on_vmap_level():
+                    raise
+                self.loop_because(error)
+        elif not substrate.on_vmap_level():
+            raise values_of_samples(self.__name__)
+        return loop_rule(lambda ctx, args: self.run_rule(rule, ctx, args), ctx, args)
 
     def run_backward(self, ctx: Any, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
         """One gradient for each input, by the user's ``backward`` or from ``jvp``."""
         if self.once:
-            gradients = run_once(self.__name__, self.backward, ctx, cotangents)
-        else:
-            gradients = self.run_linear(ctx, cotangents)
-        check_count(self.__name__, self.signature, gradients, len(ctx.needs_input_grad))
-        return gradients
+            return run_once(self.__name__, self.gradients, ctx, cotangents)
+        return self.gradients(ctx, cotangents)
 
-    def run_linear(self, ctx: Any, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The user's ``backward`` as it is written, whether or not it may be differentiated."""
+    def gradients(self, ctx: Any, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The same, as the rule is written, whether or not it may be differentiated again."""
+        found = self._user_gradients(ctx, cotangents)
+        check_count(self.__name__, self.signature, found, len(ctx.needs_input_grad))
+        return found
+
+    def _user_gradients(self, ctx: Any, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What the user's rule returns, as a tuple."""
         if self.backward is None:
             if self.jvp is None:
                 raise no_derivative(self.__name__, "reverse mode (grad, vjp, jacrev, .backward())")
-            return backward_from_jvp(self, ctx, cotangents)
+            return self.run_rule(
+                lambda ctx, *given: backward_from_jvp(self, ctx, given), ctx, cotangents
+            )
         backward = self.backward.__wrapped__ if self.once else self.backward  # type: ignore[attr-defined]
-        result = backward(ctx, *cotangents)
-        return result if isinstance(result, tuple) else (result,)
+        return self.run_rule(backward, ctx, cotangents)
 
 
 class SplitRules(FunctionRules):
     """The rules of a split Function; operand 0 of a call is its Call."""
 
     def __init__(self, source: FunctionRules) -> None:
-        super().__init__(split_class(source))
+        super().__init__(split_class(source), source.root, watches=False)
         self.source = source
-        self.hides_nothing = True
 
     def vmap_rule(
         self, info: VmapInfo, in_dims: tuple[int | None, ...], operands: tuple[Any, ...]
@@ -283,5 +269,22 @@ class SplitRules(FunctionRules):
         call.count = 1 if call.single else len(output)
         return (output,) if call.single else output, (out_dims,) if call.single else out_dims
 
+    def loop_over(
+        self, info: VmapInfo, in_dims: tuple[int | None, ...], operands: tuple[Any, ...]
+    ) -> tuple[Any, Any]:
+        """One call a sample, each with a record of its own."""
+        call: Call = operands[0]
+        samples: list[Call] = []
 
-FunctionRules(DifferentiatedOnce)
+        def bind_sample(_: Call, *sample: Any) -> Any:
+            own = Call(sample)
+            own.depth = call.depth
+            samples.append(own)
+            return self.bind(own, *sample)
+
+        result = loop(bind_sample, self.__name__, info, in_dims, operands)
+        call.split_batch(self.__name__, samples, substrate.level_depth() + 1)
+        return result
+
+
+FunctionRules(DifferentiatedOnce).packs = False

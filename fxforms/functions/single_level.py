@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fxforms import _substrate as substrate
+from fxforms._tree import flatten
 from fxforms.errors import RuleError
-from fxforms.functions.context import NodeContext, among
+from fxforms.functions.context import NodeContext, among, as_tuple, attributes_of
 from fxforms.functions.derive import Like
-from fxforms.functions.inline import run_untracked
+from fxforms.functions.inline import one_grad, run_untracked
 from fxforms.interpreters import current_interpreter
 from fxforms.interpreters.grad import GradInterpreter
 
@@ -46,34 +47,39 @@ def single_level_class(rules: FunctionRules) -> Any:
                 lowered = rules.bind(*inner)
         outputs = interpreter.wrap(lowered, inner, operands)
         if rules.combined:
-            lift_marks(ctx, (*inner, *as_tuple(lowered)), (*operands, *as_tuple(outputs)))
+            lift_context(ctx, (*inner, *as_tuple(lowered)), (*operands, *as_tuple(outputs)))
         else:
             set_up(rules, ctx, operands, outputs)
         check_dirty(rules, ctx.dirty_tensors, interpreter.level)
         return outputs
 
     node = substrate.make_function(
-        rules.__name__, substrate.SingleLevelFunction, {"forward": staticmethod(forward)}
+        rules.__name__, substrate.SingleLevelFunction, {"forward": forward}
     )
     node._backward_cls = context_class(rules, node)
     return node
 
 
-def as_tuple(output: Any) -> tuple[Any, ...]:
-    """The outputs of a Function as a tuple."""
-    return output if isinstance(output, tuple) else (output,)
+def lift_context(ctx: Any, lowered: tuple[Any, ...], lifted: tuple[Any, ...]) -> None:
+    """Let what ``forward`` left on ``ctx`` of lowered tensors name the lifted ones.
 
+    Raises HiddenResidual if there is a tensor among it that is no input or output.
+    """
 
-def lift_marks(ctx: Any, lowered: tuple[Any, ...], lifted: tuple[Any, ...]) -> None:
-    """Let the marks that ``forward`` set on lowered tensors name the lifted ones."""
+    def lift(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        if tensor is None:
+            return None
+        for x, y in zip(lowered, lifted):
+            if tensor is x:
+                return y  # type: ignore[no-any-return]
+        raise HiddenResidual
 
-    def lift(tensors: tuple[torch.Tensor, ...] | None) -> list[torch.Tensor]:
-        return [y for x, y in zip(lowered, lifted) if among(x, tensors or ())]
-
-    if ctx.dirty_tensors:
-        ctx.mark_dirty(*lift(ctx.dirty_tensors))
-    if ctx.non_differentiable:
-        ctx.mark_non_differentiable(*lift(ctx.non_differentiable))
+    if any(isinstance(x, torch.Tensor) for x in flatten(attributes_of(ctx))[0]):
+        raise HiddenResidual
+    ctx.save_for_backward(*map(lift, ctx.to_save or ()))
+    ctx.save_for_forward(*map(lift, ctx.saved_for_forward or ()))
+    ctx.mark_dirty(*map(lift, ctx.dirty_tensors or ()))
+    ctx.mark_non_differentiable(*map(lift, ctx.non_differentiable or ()))
 
 
 def set_up(rules: FunctionRules, ctx: Any, operands: tuple[Any, ...], outputs: Any) -> None:
@@ -87,9 +93,11 @@ def set_up(rules: FunctionRules, ctx: Any, operands: tuple[Any, ...], outputs: A
         substrate.set_grad_enabled(before[0])
         substrate.set_forward_grad_enabled(before[1])
     fixed = ctx.non_differentiable
-    watched = fixed and not (rules.hides_nothing or ctx.dirty_tensors)
+    watched = fixed and rules.watches and not ctx.dirty_tensors
     if watched and any(hides(x, fixed) for x in ctx.to_save or ()):
-        raise HiddenResidual
+        if not one_grad(operands):
+            raise HiddenResidual
+        rules.note_residuals()  # nothing here asks for its derivative; a later call may
 
 
 class HiddenResidual(Exception):

@@ -53,11 +53,7 @@ class VmapInterpreter(Interpreter):
         info = self.info()
         with self.lower():
             result = fn.vmap_rule(info, in_dims, inner)
-        if not (isinstance(result, tuple) and len(result) == 2):
-            raise RuleError(
-                f"{fn.__name__}.vmap (level {level}) must return the pair (output, out_dims), got "
-                f"{describe(result)}."
-            )
+        check_pair(fn.__name__, level, result)
         known = [(x, d, operand) for (x, d), operand in zip(pairs, operands)]
         return self.wrap(fn, *result, known)
 
@@ -108,3 +104,12 @@ class VmapInterpreter(Interpreter):
                 f"dim that holds the batch, or is None for an output without one."
             )
         return substrate.add_batch_dim(output, dim % rank, self.level)
+
+
+def check_pair(name: str, level: int, result: Any) -> None:
+    """Raise RuleError unless a vmap rule returned ``(output, out_dims)``."""
+    if not (isinstance(result, tuple) and len(result) == 2):
+        raise RuleError(
+            f"{name}.vmap (level {level}) must return the pair (output, out_dims), got "
+            f"{describe(result)}."
+        )

@@ -83,11 +83,11 @@ class Leaves:
         self.argnums = argnums
         self.tensors: list[torch.Tensor] = []
         self.specs: list[PyTreeSpec | None] = []
-        wrapped = [wrap_all(x, level) for x in args] if argnums is not None else list(args)
         positions = range(len(args)) if argnums is None else select(argnums, len(args), api, func)
-        for i in positions:
-            wrapped[i] = self._add(args[i], i, level, api, func)
-        self.args = tuple(wrapped)
+        added = {i: self._add(args[i], i, level, api, func) for i in positions}
+        self.args = tuple(
+            [added[i] if i in added else wrap_all(x, level) for i, x in enumerate(args)]
+        )
 
     def _add(self, arg: Any, index: int, level: int, api: str, func: Callable[..., Any]) -> Any:
         """``arg`` with each tensor in it a leaf of the graph."""

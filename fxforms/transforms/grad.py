@@ -13,8 +13,8 @@ from fxforms.errors import (
     OutputError,
     UnsupportedError,
     describe,
-    explain,
     name_of,
+    translate,
 )
 from fxforms.interpreters import below_all_levels, grad_level
 from fxforms.transforms._arguments import Argnums, Leaves, split_aux, unwrap_all, wrap_all
@@ -63,7 +63,7 @@ def evaluate(
             cotangent = torch.ones((), dtype=value.dtype, device=value.device)
         gradients = backward([output], [cotangent], leaves.tensors, False, torch.is_grad_enabled())
     except RuntimeError as error:
-        explain(error, f"{api}({name_of(func)})")
+        translate(error, f"{api}({name_of(func)})")
         raise
     return leaves.rebuild(gradients), value, aux
 

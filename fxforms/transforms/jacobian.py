@@ -222,9 +222,8 @@ def push_columns(
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], PyTreeSpec, Any]:
     """Outputs, and for each the tangents along every basis vector of the inputs, stacked last."""
     size = sum(x.numel() for x in inputs)
-    width = max(
-        size, 1
-    )  # a batch cannot be empty: without inputs, one zero tangent gives the shapes
+    # A batch is not empty: without input elements one zero tangent gives the shapes.
+    width = max(size, 1)
     with vmap_level(width, randomness) as level:
         rows = [substrate.add_batch_dim(row, 0, level) for row in basis(inputs, 0, width)]
         tangents = in_spec.unflatten(rows)

@@ -9,7 +9,7 @@ import torch
 
 from fxforms import _substrate as substrate
 from fxforms._tree import PyTreeSpec, flatten, is_atom, leaf_paths, show
-from fxforms.errors import ArgumentError, OutputError, StructureError, describe, explain, name_of
+from fxforms.errors import ArgumentError, OutputError, StructureError, describe, name_of, translate
 from fxforms.interpreters import jvp_level
 from fxforms.transforms._arguments import (
     Argnums,
@@ -93,8 +93,8 @@ def push(
             if argnums is None:
                 duals = make_duals(args, tangents, api, func)
             else:
-                duals = [wrap_all(x, level) for x in args]
                 chosen = select(argnums, len(args), api, func)
+                duals = [x if i in chosen else wrap_all(x, level) for i, x in enumerate(args)]
                 for i, dual in zip(
                     chosen, make_duals(tuple([args[i] for i in chosen]), tangents, api, func)
                 ):
@@ -110,7 +110,7 @@ def push(
             if has_aux:
                 aux = unwrap_all(aux, level)
     except RuntimeError as error:
-        explain(error, f"{api}({name_of(func)})")
+        translate(error, f"{api}({name_of(func)})")
         raise
     tangent = [torch.zeros_like(p) if t is None else t for p, t in pairs]
     return spec.unflatten([p for p, _ in pairs]), spec.unflatten(tangent), aux

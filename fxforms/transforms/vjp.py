@@ -9,7 +9,7 @@ import torch
 
 from fxforms import _substrate as substrate
 from fxforms._tree import PyTreeSpec, flatten, leaf_paths, show
-from fxforms.errors import ArgumentError, OutputError, StructureError, describe, explain, name_of
+from fxforms.errors import ArgumentError, OutputError, StructureError, describe, name_of, translate
 from fxforms.interpreters import grad_level
 from fxforms.transforms._arguments import (
     Argnums,
@@ -76,7 +76,7 @@ class Pullback:
                 self._outputs, cotangents, self.leaves.tensors, retain_graph, create_graph
             )
         except RuntimeError as error:
-            explain(error, f"{self._api}({name_of(self._func)})")
+            translate(error, f"{self._api}({name_of(self._func)})")
             raise
 
     def _check(self, cotangent: Any, output: torch.Tensor, index: int, tree: Any) -> None:
@@ -124,7 +124,7 @@ def pull(
             if has_aux:
                 aux = unwrap_all(aux, level)
     except RuntimeError as error:
-        explain(error, f"{api}({name_of(func)})")
+        translate(error, f"{api}({name_of(func)})")
         raise
     return value, Pullback(func, flat, spec, leaves, api), aux
 

@@ -16,8 +16,8 @@ from fxforms.errors import (
     MutationError,
     OutputError,
     describe,
-    explain,
     name_of,
+    translate,
 )
 from fxforms.interpreters import vmap_level
 from fxforms.transforms._arguments import check_alive
@@ -83,7 +83,7 @@ def unbatch(
     return substrate.take_batch_dim(output, level, size, out_dim % rank)
 
 
-def explain_unbatched(error: RuntimeError, func: Callable[..., Any]) -> None:
+def translate_unbatched(error: RuntimeError, func: Callable[..., Any]) -> None:
     """Raise MutationError where an in-place op met a batch that its destination lacks.
 
     torch's message for it is that of any broadcast; only under vmap does it mean this.
@@ -118,10 +118,10 @@ def run_mapped(
                 ]
             )
     except RuntimeError as error:
-        explain_unbatched(error, func)
+        translate_unbatched(error, func)
         for index, leaf in enumerate(batch.flat):
             check_alive(leaf, f"argument {index}", "vmap", func)
-        explain(error, f"vmap({name_of(func)})")
+        translate(error, f"vmap({name_of(func)})")
         raise
     finally:
         for tensor, dim in zip(mapped, batch.dims):

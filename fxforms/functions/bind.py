@@ -1,0 +1,45 @@
+"""One step of the operator: the interpreter of the top level, or the body where none is left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fxforms import _substrate as substrate
+from fxforms.errors import EscapedTensorError, translate
+from fxforms.interpreters import Primitive, current_interpreter
+
+
+def bind(primitive: Primitive, operands: tuple[Any, ...]) -> Any:
+    """The operator on an instance that is already resolved to its rules."""
+    operands = live(operands)
+    if not substrate.transforms_active():
+        try:
+            return primitive.evaluate(*operands)
+        except RuntimeError as error:
+            translate(error, f"{primitive.__name__}.apply")
+            raise
+    check_levels(primitive, operands)
+    return current_interpreter().process(primitive, operands)
+
+
+def live(operands: tuple[Any, ...]) -> tuple[Any, ...]:
+    """``operands`` with the wrappers of ended grad levels taken off, as torch's own ops do.
+
+    A graph that ``vjp`` kept holds such wrappers.
+    """
+    unwrap = substrate.unwrap_if_dead
+    return tuple([unwrap(x) if isinstance(x, torch.Tensor) else x for x in operands])
+
+
+def check_levels(primitive: Primitive, operands: tuple[Any, ...]) -> None:
+    """Raise EscapedTensorError if an operand belongs to a level above the current one."""
+    current = substrate.current_level()
+    for index, operand in enumerate(operands):
+        if isinstance(operand, torch.Tensor) and substrate.level_of(operand) > current:
+            raise EscapedTensorError(
+                f"{primitive.__name__}.apply: argument {index} is a tensor of a vmap that has "
+                f"ended (the level is now {current}). Return it from the mapped function instead "
+                f"of storing it."
+            )

@@ -1,0 +1,171 @@
+"""What one call of a combined ``forward`` left on ``ctx``, by reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fxforms import _substrate as substrate
+from fxforms._tree import flatten, is_atom, map_leaves, map_tensors
+from fxforms.errors import RuleError
+from fxforms.functions.context import RuleContext, among, as_tuple, attributes_of
+from fxforms.functions.derive import Like
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A tensor on ``ctx``: which input, output or residual it is."""
+
+    kind: str
+    index: int
+
+
+class Call:
+    """One call of a split Function: what its ``forward`` left on ``ctx``, by reference.
+
+    ``depth`` is the number of levels at the call. A graph at a lower level may have to
+    differentiate the residuals; that of the top level never does, unless there is no level at all:
+    plain autograd differentiates its own backward pass.
+    """
+
+    def __init__(self, operands: tuple[Any, ...]) -> None:
+        self.depth = substrate.level_depth()
+        self.input_likes = tuple([Like.of(x) for x in operands])
+        self.single = False
+        self.count = 0
+        self.saved: tuple[Ref | None, ...] = ()
+        self.saved_for_forward: tuple[Ref | None, ...] | None = None
+        self.attributes: dict[str, Any] = {}
+        self.dirty: list[int] = []
+        self.fixed: list[int] = []
+        self.materialize = True
+        self.output_likes: tuple[Like | None, ...] = ()
+        self.residual_likes: tuple[Like | None, ...] = ()
+        self.samples: list[Call] = []
+        self.sample_level = 0
+
+    def split_batch(self, name: str, samples: list[Call], level: int) -> None:
+        """Take over the calls of the samples of a batch at vmap ``level``, looped over.
+
+        What ``forward`` left on ``ctx`` beside tensors differs between them.
+        """
+        first = samples[0]
+        if any(sample.saved != first.saved for sample in samples):
+            raise RuleError(
+                f"{name}.forward saves other tensors for some samples of a batch than for others. "
+                f"Give it a vmap rule."
+            )
+        depth, likes = self.depth, self.input_likes
+        vars(self).update(vars(first))
+        self.depth, self.input_likes = depth, likes
+        if any(
+            sample.samples or differs(sample.attributes, first.attributes) for sample in samples
+        ):
+            self.samples, self.sample_level = samples, level
+
+    def new_context(self) -> RuleContext:
+        """A ``ctx`` for ``forward``: any tensor that can be differentiated may need it."""
+        return RuleContext(tuple([like is not None for like in self.input_likes]))
+
+    def record(self, ctx: RuleContext, operands: tuple[Any, ...], output: Any) -> tuple[Any, ...]:
+        """Take over what ``forward`` left on ``ctx``; returns outputs and residuals."""
+        self.single = not isinstance(output, tuple)
+        outputs = tuple(
+            [
+                x.view_as(x) if among(x, operands) and not among(x, ctx.dirty_tensors) else x
+                for x in as_tuple(output)
+            ]
+        )
+        residuals: list[torch.Tensor] = []
+
+        def refer(tensor: torch.Tensor | None) -> Ref | None:
+            if tensor is None:
+                return None
+            for kind, known in (("input", operands), ("output", outputs), ("residual", residuals)):
+                for index, other in enumerate(known):
+                    if tensor is other and not (kind == "output" and index in self.fixed):
+                        return Ref(kind, index)
+            residuals.append(tensor.view_as(tensor) if among(tensor, outputs) else tensor)
+            return Ref("residual", len(residuals) - 1)
+
+        self.count = len(outputs)
+        self.output_likes = tuple([Like.of(x) for x in outputs])
+        self.fixed = [i for i, x in enumerate(outputs) if among(x, ctx.non_differentiable)]
+        self.dirty = [i for i, x in enumerate(operands) if among(x, ctx.dirty_tensors)]
+        self.saved = tuple([refer(x) for x in ctx.to_save])
+        if ctx.saved_for_forward is not None:
+            self.saved_for_forward = tuple([refer(x) for x in ctx.saved_for_forward])
+        self.attributes = {k: map_tensors(refer, v) for k, v in attributes_of(ctx).items()}
+        self.materialize = ctx.materialize_grads
+        self.residual_likes = tuple([Like.of(x) for x in residuals])
+        return (*outputs, *residuals)
+
+    def saves_no_residual(self) -> bool:
+        """True if ``forward`` left only inputs and outputs, by the methods meant for it."""
+        leaves = flatten(self.attributes)[0]
+        return not (self.residual_likes or any(isinstance(leaf, Ref) for leaf in leaves))
+
+    def refs(self) -> list[Ref]:
+        """Every tensor that the rules need, once."""
+        found: dict[Ref, None] = {}
+        named = [*self.saved, *(self.saved_for_forward or ())]
+        for value in self.attributes.values():
+            map_leaves(named.append, value)
+        for ref in named:
+            if isinstance(ref, Ref):
+                found[ref] = None
+        return list(found)
+
+    def restore(self, ctx: Any, forward: bool) -> RuleContext:
+        """The user's ``ctx`` at the level of ``ctx``, for a jvp rule if ``forward``."""
+        lookup = dict(zip(self.refs(), ctx.saved_tensors))
+        return self.build(lookup, ctx.needs_input_grad[1:], forward)
+
+    def build(self, lookup: dict[Ref, Any], needs: tuple[bool, ...], forward: bool) -> RuleContext:
+        """The user's ``ctx`` with the tensors of ``lookup``."""
+
+        def find(leaf: Any) -> Any:
+            return lookup[leaf] if isinstance(leaf, Ref) else leaf
+
+        def place(index: int | None, put: Callable[[Any], Any]) -> RuleContext:
+            call = self if index is None else self.samples[index]
+            return call.build({ref: put(x) for ref, x in lookup.items()}, needs, forward)
+
+        context = RuleContext(needs)
+        if self.samples:
+            context._fx_samples = self.sample_level, place
+        saved = self.saved_for_forward if forward and self.saved_for_forward else self.saved
+        context.to_save = tuple([find(ref) for ref in saved])
+        context._fx_input_likes = self.input_likes
+        context.materialize_grads = self.materialize
+        for name, value in self.attributes.items():
+            setattr(context, name, map_leaves(find, value))
+        return context
+
+
+def differs(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    """True unless the attributes of two samples are known to be the same."""
+    flat_a, spec_a = flatten(a)
+    flat_b, spec_b = flatten(b)
+    same = (
+        x is y or ((is_atom(x) or isinstance(x, Ref)) and x == y) for x, y in zip(flat_a, flat_b)
+    )
+    return spec_a != spec_b or not all(same)
+
+
+def distinct(operands: tuple[Any, ...]) -> tuple[Any, ...]:
+    """``operands`` with a tensor that is given twice as two objects, for they are told by identity.
+
+    They may be different tensors at the levels above.
+    """
+    seen: set[int] = set()
+    result = []
+    for operand in operands:
+        if isinstance(operand, torch.Tensor) and id(operand) in seen:
+            operand = operand.view_as(operand)
+        seen.add(id(operand))
+        result.append(operand)
+    return tuple(result)
