@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,13 @@ def test_the_blocks_of_a_page_run(page: Path) -> None:
 def test_a_page_shows_code_only_in_languages_that_are_run(page: Path) -> None:
     directives_apart = [b.language for b in blocks(page) if not b.language.startswith("{")]
     assert set(directives_apart) <= {*RUN, "sh", "text"}
+
+
+@pytest.mark.parametrize("room", ["interpreters", "functions"])
+def test_the_page_on_internals_names_every_file(room: str) -> None:
+    listed = (DOCS / "internals.md").read_text().split(f"`fxforms/{room}`:")[1].split("\n\n")[1]
+    files = {path.name for path in (ROOT / "fxforms" / room).glob("[!_]*.py")}
+    assert set(re.findall(r"`(\w+\.py)`", listed)) == files
 
 
 def block(language: str, code: str) -> Block:
