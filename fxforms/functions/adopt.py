@@ -48,6 +48,10 @@ def adopt(function: Any) -> Any:
         raise TypeError(f"adopt expects a subclass of torch.autograd.Function, got {function!r}.")
     if issubclass(function, Function):
         return function
+    if function is torch.autograd.Function:
+        raise TypeError(
+            "adopt expects a subclass of torch.autograd.Function, not that class itself."
+        )
     with _lock:
         return _adopted(function)
 
@@ -62,7 +66,7 @@ def _adopted(function: type[torch.autograd.Function]) -> Any:
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """``torch.autograd.Function.apply`` while ``adopt_all`` is in force."""
     if substrate.transforms_active():
-        return adopt(cls).apply(*args, **kwargs)
+        return Function.apply.__func__(adopt(cls), *args, **kwargs)  # type: ignore[attr-defined]
     return _torch_apply.__func__(cls, *args, **kwargs)
 
 

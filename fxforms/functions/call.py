@@ -16,6 +16,7 @@ import torch
 
 from fxforms import _substrate as substrate
 from fxforms.functions.bind import bind, live
+from fxforms.functions.closures import check_closures
 from fxforms.functions.context import RuleContext
 from fxforms.functions.faults import no_vmap_rule, overwritten
 from fxforms.functions.inline import one_grad, only_vmaps, run_untracked
@@ -71,6 +72,8 @@ def custom_function_call(fn: Any, *operands: Any) -> Any:
 def enter(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
     """A call by the user, in whichever form the class and the operands have."""
     active = substrate.transforms_active()
+    if active and rules.closing:
+        check_closures(rules.__name__, rules.closing)
     if rules.packs or (active and rules.packs is None) or has_trees(operands):
         return enter_packed(rules, operands)
     if active and rules.maps_body and only_vmaps(operands):

@@ -77,7 +77,8 @@ def set_up_split(call: Call, ctx: Any, operands: tuple[Any, ...], outputs: tuple
     tensors = [kinds[ref.kind][ref.index] for ref in call.refs()]
     level = substrate.level_depth() + ctx._fx_lowered
     ctx._fx_kept = None
-    if (level < call.depth or call.depth == 0) and any(call.residual_likes):
+    plain = ctx._fx_plain or not substrate.transforms_active()
+    if (plain or level < call.depth) and any(call.residual_likes):
         ctx._fx_kept = tuple([_TENSOR if isinstance(x, torch.Tensor) else x for x in operands])
         tensors += [x for x in operands if isinstance(x, torch.Tensor)]
     ctx.save_for_backward(*tensors)

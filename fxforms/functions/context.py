@@ -18,6 +18,7 @@ class NodeContext(substrate.BackwardCFunction):
 
     _rules: Any
     _fx_lowered = False
+    _fx_plain = False
 
     @property
     def saved_tensors(self) -> Any:  # type: ignore[override]
@@ -41,6 +42,7 @@ class RuleContext:
     def __init__(self, needs_input_grad: tuple[bool, ...], lowered: bool = False) -> None:
         """``lowered``: the level that this ``ctx`` serves is popped while the rule runs."""
         self._fx_lowered = lowered
+        self._fx_plain = False  # a rule mapped for a graph of plain autograd
         self.needs_input_grad = needs_input_grad
         self._fx_input_likes: tuple[Any, ...] = ()
         self._fx_samples: tuple[int, Callable[..., RuleContext]] | None = None

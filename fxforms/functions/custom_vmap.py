@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +56,10 @@ class custom_vmap:
         """Set the batch rule."""
         self._primitive.rule = rule
         return rule
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """A decorated method: the instance is its first argument."""
+        return self if instance is None else types.MethodType(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         bound = self._signature.bind(*args, **kwargs)

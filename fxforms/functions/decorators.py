@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,10 @@ from fxforms.functions.function import Function, FunctionType
 
 def positional_signature(fun: Callable[..., Any]) -> inspect.Signature:
     """The signature of ``fun``; raises RuleError if it has keyword-only parameters."""
-    signature = inspect.signature(fun)
+    try:
+        signature = inspect.signature(fun)
+    except ValueError:  # a builtin such as torch.sin tells none
+        return inspect.signature(lambda *args: None)
     for parameter in signature.parameters.values():
         if parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD):
             raise RuleError(
@@ -48,6 +52,10 @@ class _Decorated:
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return self._function.apply(*bound.args)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """A decorated method: the instance is its first argument."""
+        return self if instance is None else types.MethodType(self, instance)
 
     def _define(self, **methods: Callable[..., Any]) -> None:
         """Make the Function of these methods."""
@@ -158,9 +166,11 @@ class custom_jvp(_Decorated):
 
     def defjvps(self, *rules: Callable[..., Any] | None) -> None:
         """Set one rule for each argument."""
-        if all(rule is None for rule in rules):
+        count = len(self._signature.parameters) - len(self._nondiff)
+        if len(rules) != count or all(rule is None for rule in rules):
             raise ArgumentError(
-                f"{name_of(self.fun)}.defjvps needs at least one rule, got {rules!r}."
+                f"{name_of(self.fun)}.defjvps takes {count} rules, one for each differentiable "
+                f"argument and not all None, got {len(rules)}."
             )
 
         def forward(ctx: Any, *args: Any) -> Any:
@@ -171,7 +181,7 @@ class custom_jvp(_Decorated):
         def jvp(ctx: Any, *tangents: Any) -> Any:
             parts = [
                 rule(tangent, ctx.output, *ctx.args)
-                for rule, tangent in zip(rules, tangents)
+                for rule, tangent in zip(rules, self._divide(tangents)[1])
                 if rule is not None
             ]
             return functools.reduce(add, parts)

@@ -38,6 +38,11 @@ class Like(NamedTuple):
             return cls(value.shape, value.dtype, value.device)
         return None
 
+    def ones(self) -> torch.Tensor:
+        """Ones, the same for all samples of every level."""
+        with below_all_levels():
+            return torch.ones(self.shape, dtype=self.dtype, device=self.device)
+
     def zeros(self) -> torch.Tensor:
         """Zeros, the same for all samples of every level."""
         with below_all_levels():
@@ -49,9 +54,12 @@ def transpose(
     likes: Sequence[Like | None],
     cotangents: Sequence[torch.Tensor | None],
 ) -> tuple[torch.Tensor | None, ...]:
-    """The transpose of ``linear`` applied to ``cotangents``; None for an input like None."""
+    """The transpose of ``linear`` applied to ``cotangents``; None for an input like None.
+
+    It is the same at every point. The point is ones, for a rule may take a shortcut at zero.
+    """
     with grad_level() as level:
-        leaves = [None if x is None else substrate.make_leaf(x.zeros(), level) for x in likes]
+        leaves = [None if x is None else substrate.make_leaf(x.ones(), level) for x in likes]
         pairs = [
             (fit(out, ct), ct)
             for out, ct in zip(linear(tuple(leaves)), cotangents)

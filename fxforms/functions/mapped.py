@@ -73,7 +73,10 @@ def mapped_class(rules: FunctionRules) -> Any:
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         mapping, *operands = inputs
-        mapping.run(lambda level: run_setup(rules, mapping, ctx, tuple(operands), output, level))
+        plain = ctx._fx_plain or not substrate.transforms_active()
+        mapping.run(
+            lambda level: run_setup(rules, mapping, ctx, tuple(operands), output, level, plain)
+        )
 
     def backward(ctx: Any, *cotangents: Any) -> Any:
         return (None, *run_backward(rules, ctx, cotangents))
@@ -156,12 +159,14 @@ def run_setup(
     operands: tuple[Any, ...],
     output: Any,
     level: int,
+    plain: bool,
 ) -> None:
     """The user's ``setup_context`` on one batch, its effects carried over to the real ``ctx``."""
     inputs = batch(operands, mapping.in_dims, level)
     single = not isinstance(output, tuple)
     outputs = batch((output,) if single else output, mapping.flat_out_dims(), level)
     context = RuleContext(ctx.needs_input_grad[1:], ctx._fx_lowered)
+    context._fx_plain = plain
     rules.function.setup_context(context, inputs, outputs[0] if single else outputs)
 
     def unbatch(tensors: tuple[Any, ...]) -> list[tuple[Any, int | None]]:

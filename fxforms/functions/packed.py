@@ -6,13 +6,14 @@ flatten what they return, so that every tensor in a container is an operand of i
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fxforms import _substrate as substrate
 from fxforms._tree import PyTreeSpec, align, broadcast_prefix, flatten, is_atom, show
-from fxforms.errors import GradientError
+from fxforms.errors import GradientError, StructureError
 from fxforms.functions.context import as_tuple
 from fxforms.functions.once import once_differentiable
 from fxforms.interpreters.vmap import check_pair
@@ -23,11 +24,24 @@ if TYPE_CHECKING:
 
 def has_trees(values: tuple[Any, ...]) -> bool:
     """True if one of ``values`` is a container with a tensor in it."""
-    return any(
-        not (is_atom(x) or isinstance(x, torch.Tensor))
-        and any(isinstance(leaf, torch.Tensor) for leaf in flatten(x)[0])
-        for x in values
-    )
+    return any(not (is_atom(x) or isinstance(x, torch.Tensor)) and holds_tensor(x) for x in values)
+
+
+def holds_tensor(value: Any) -> bool:
+    """True if ``value``, no tensor itself, is a pytree with a tensor in it."""
+    leaves = flatten(value)[0]
+    if any(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        return True
+    for leaf in leaves:
+        if dataclasses.is_dataclass(leaf) and any(
+            isinstance(x, torch.Tensor) for x in vars(leaf).values()
+        ):
+            raise StructureError(
+                f"A Function was given a {type(leaf).__name__}, a dataclass of tensors that torch "
+                f"does not know as a pytree. Register it: "
+                f"torch.utils._pytree.register_dataclass({type(leaf).__name__})."
+            )
+    return False
 
 
 class Packing:

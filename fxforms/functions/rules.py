@@ -11,6 +11,7 @@ import torch
 from fxforms import _substrate as substrate
 from fxforms.errors import RuleError
 from fxforms.functions.bind import bind, live
+from fxforms.functions.closures import closing
 from fxforms.functions.combined import split_class
 from fxforms.functions.context import RuleContext, as_tuple, finish_jvp, materialize
 from fxforms.functions.declared import check, given
@@ -71,6 +72,11 @@ class FunctionRules:
         self.saves_no_residual: bool | None = None
         self.watches = watches
         self.maps = False
+        self.closing = closing(
+            [function.forward, function.setup_context, self.backward, self.jvp, self.vmap]
+            if root is None
+            else []
+        )
         self.signature = Signature(function, self.combined)
         self.arity = self.signature.arity
         self.evaluate: Callable[..., Any] = substrate.autograd_apply(self._carrier())
