@@ -42,15 +42,22 @@ class FunctionType(FunctionMeta):
 class Function(torch.autograd.Function, metaclass=FunctionType):
     """Base class of custom operations; its API is that of ``torch.autograd.Function``.
 
-    Define static methods and call ``apply``; keywords and defaults bind by ``forward``'s signature.
+    Define static methods and call ``apply``; keywords and defaults bind by ``forward``'s signature,
+    and arguments and outputs may be pytrees.
 
-    - ``forward(*args)``: the value, written without regard to any transform.
-    - ``setup_context(ctx, inputs, output)``: saves on ``ctx`` what the rules need.
+    - ``forward(*args)``: the value, written without regard to any transform; with
+      ``setup_context(ctx, inputs, output)``, which saves on ``ctx`` what the rules need. Or both in
+      one as ``forward(ctx, *args)``.
     - ``backward(ctx, *cotangents)`` or ``vjp``: one gradient for each input, None for an input
       without one; each has the shape of its input.
     - ``jvp(ctx, *tangents)``: one tangent for each output.
     - ``vmap(info, in_dims, *args)``: ``(output, out_dims)`` for the whole batch; ``info`` is a
-      :class:`fxforms.VmapInfo`. Or ``generate_vmap_rule = True``: the other methods are mapped.
+      :class:`fxforms.VmapInfo`.
+
+    A rule that is left out is derived: ``backward`` and ``jvp`` from each other, ``vmap`` by
+    mapping the other methods, or by a loop over the samples where one cannot be mapped.
+    ``vmap_method`` says how: ``"derive"`` (the default), ``"loop"``, or ``"error"``. :meth:`rules`
+    tells what is derived.
 
     ``ctx`` offers ``save_for_backward``, ``save_for_forward``, ``saved_tensors``, ``mark_dirty``,
     ``mark_non_differentiable``, ``set_materialize_grads``, ``needs_input_grad`` and attributes.
@@ -66,7 +73,6 @@ class Function(torch.autograd.Function, metaclass=FunctionType):
     Example:
         >>> import torch, fxforms
         >>> class Cube(fxforms.Function):
-        ...     generate_vmap_rule = True
         ...     @staticmethod
         ...     def forward(x):
         ...         return x**3

@@ -26,10 +26,15 @@ def check_scalar(output: Any, api: str, func: Callable[..., Any]) -> None:
     """Raise OutputError unless ``output`` is a real floating tensor without dims."""
     if isinstance(output, torch.Tensor) and output.dim() == 0 and output.is_floating_point():
         return
+    advice = (
+        "Reduce it to a scalar, for instance with .sum(), or use vjp or jacrev, which take outputs "
+        "of any shape."
+    )
+    if isinstance(output, torch.Tensor) and output.is_complex() and output.dim() == 0:
+        advice = "Take its .real or .abs(), or use vjp, which takes complex outputs."
     raise OutputError(
         f"{api}({name_of(func)}): the function must return one real floating tensor of shape (), "
-        f"got {describe(output)}. Reduce it to a scalar, for instance with .sum(), or use vjp or "
-        f"jacrev, which take outputs of any shape."
+        f"got {describe(output)}. {advice}"
     )
 
 

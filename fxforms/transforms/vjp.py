@@ -94,12 +94,14 @@ def check_outputs(flat: list[Any], tree: Any, api: str, func: Callable[..., Any]
     """Raise OutputError unless ``flat`` holds floating or complex tensors, at least one."""
     if not flat:
         raise OutputError(f"{api}({name_of(func)}): the function returned no tensor: {tree!r}.")
+    advice = "Return other values through has_aux=True."
+    if api == "linearize":  # has no has_aux
+        advice = "Leave other values out of what it returns."
     for index, leaf in enumerate(flat):
         if not (isinstance(leaf, torch.Tensor) and is_differentiable(leaf)):
             raise OutputError(
                 f"{api}({name_of(func)}): {leaf_paths(tree, 'output')[index]} is {describe(leaf)}, "
-                f"but every output must be a floating or complex tensor. Return other values "
-                f"through has_aux=True."
+                f"but every output must be a floating or complex tensor. {advice}"
             )
 
 
