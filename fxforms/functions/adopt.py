@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import threading
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -97,12 +96,7 @@ class adopt_all:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._count(-1)
 
     @staticmethod

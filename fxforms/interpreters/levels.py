@@ -13,8 +13,6 @@ recording off again if that mode was off, and never on.
 
 from __future__ import annotations
 
-from types import TracebackType
-
 import torch
 
 from fxforms import _substrate as substrate
@@ -38,12 +36,7 @@ class grad_level:
         substrate.set_requires_grad_allowed(True)
         return level
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         substrate.exit_grad()
         if self._nested and self._hooks is None:
             substrate.enable_saved_hooks()
@@ -74,12 +67,7 @@ class jvp_level:
         substrate.set_requires_grad_allowed(True)
         return level
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         substrate.exit_jvp()
         substrate.set_forward_grad_enabled(self._saved[0])
         substrate.set_requires_grad_allowed(self._saved[1])
@@ -98,10 +86,5 @@ class vmap_level:
         substrate.load_vmap_decompositions()
         return substrate.enter_vmap(self._batch_size, self._randomness)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         substrate.exit_vmap()

@@ -7,7 +7,6 @@ acquires first and restores in ``__exit__``, so that the stack is right after an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from types import TracebackType
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -67,12 +66,7 @@ class below_all_levels:
     def __enter__(self) -> None:
         self._layers = [substrate.pop_level() for _ in range(substrate.level_depth())]
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for layer in reversed(self._layers):
             substrate.push_level(layer)
 
@@ -98,12 +92,7 @@ class Lowered:
         if self._forward is not None:
             substrate.set_forward_grad_enabled(self._forward)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         substrate.set_grad_enabled(self._modes[0])
         substrate.set_forward_grad_enabled(self._modes[1])
         substrate.push_level(self._layer)
