@@ -152,9 +152,6 @@ def test_blocks_inside_each_other() -> None:
         check("vmap_grad", Theirs.apply, torch.sin)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="each puts back what it found, so the last restores the first"
-)
 def test_blocks_that_end_in_another_order() -> None:
     first, second = adopt_all(), adopt_all()
     first.__exit__(None, None, None)
@@ -182,9 +179,6 @@ def test_an_apply_of_the_class_itself() -> None:
     check("vmap_grad", adopt(Overridden).apply, lambda x: (2 * x).sin())
 
 
-@pytest.mark.xfail(
-    strict=True, reason="it runs twice: once as theirs, once more as the adopted one"
-)
 def test_an_apply_of_the_class_itself_under_adopt_all() -> None:
     with adopt_all():
         check("vmap_grad", Overridden.apply, lambda x: (2 * x).sin())
