@@ -11,7 +11,7 @@ import torch
 from oracle import vec
 from torch import Tensor
 from torch.testing import assert_close
-from unary import PROGRAMS, check, function, known, rows
+from unary import PROGRAMS, check, function, rows
 
 import fxforms
 from fxforms.errors import RuleError
@@ -47,10 +47,7 @@ def caught(run: Any) -> list[str]:
     return [str(w.message) for w in seen if w.category is fxforms.UnmappableWarning]
 
 
-TWICE = pytest.mark.xfail(strict=True, reason="the rules with and without ctx warn each")
-
-
-@pytest.mark.parametrize("form", ["functional", pytest.param("combined", marks=TWICE)])
+@pytest.mark.parametrize("form", ["functional", "combined"])
 def test_one_warning_a_class(form: str) -> None:
     op = numpy_sine(form).apply
     x, X = vec(3), vec(4, 3)
@@ -83,10 +80,7 @@ def test_a_body_that_can_be_mapped_is_not_warned_of() -> None:
     )
 
 
-METHOD_LOST = pytest.mark.xfail(strict=True, reason="the class without ctx has no vmap_method")
-
-
-@pytest.mark.parametrize("form", ["functional", pytest.param("combined", marks=METHOD_LOST)])
+@pytest.mark.parametrize("form", ["functional", "combined"])
 def test_loop_is_accepted_in_silence(form: str) -> None:
     op = numpy_sine(form, vmap_method="loop").apply
     X = vec(4, 3)
@@ -122,7 +116,7 @@ def test_error_refuses_to_derive(form: str) -> None:
     check("grad_grad", op, torch.sin)
 
 
-@pytest.mark.parametrize("form", ["functional", pytest.param("combined", marks=METHOD_LOST)])
+@pytest.mark.parametrize("form", ["functional", "combined"])
 def test_error_refuses_to_derive_between_two_levels(form: str) -> None:
     op = numpy_sine(form, vmap_method="error").apply
     with pytest.raises(RuleError, match=r'NumpySine.*vmap_method = "error"'):
@@ -192,19 +186,10 @@ def backward_by_numpy(**more: Any) -> Any:
 
 
 @IGNORED
-@pytest.mark.parametrize(
-    ("case", "program"),
-    [
-        *[("derive", p) for p in ("vmap", "grad", "grad_vmap")],
-        *[("loop", p) for p in ("vmap", "grad", "grad_vmap")],
-        *known(
-            "the backward pass runs under the vmap level, where nothing loops over it",
-            {"derive": "vmap_grad", "loop": "vmap_grad"},
-        ),
-    ],
-)
-def test_a_backward_that_cannot_be_mapped(case: str, program: str) -> None:
-    check(program, backward_by_numpy(vmap_method=case).apply, torch.sin)
+@pytest.mark.parametrize("method", ["derive", "loop"])
+@pytest.mark.parametrize("program", ["vmap", "grad", "grad_vmap", "vmap_grad"])
+def test_a_backward_that_cannot_be_mapped(method: str, program: str) -> None:
+    check(program, backward_by_numpy(vmap_method=method).apply, torch.sin)
 
 
 def test_a_backward_that_cannot_be_mapped_warns_once() -> None:
@@ -231,7 +216,6 @@ def test_the_derivative_of_a_backward_by_numpy(program: str) -> None:
 
 
 @IGNORED
-@pytest.mark.xfail(strict=True, reason="the value of the first sample stands for all")
 def test_a_python_output_that_differs_by_sample() -> None:
     """A number cannot be batched: an error, for the first sample's is wrong for the others."""
     op = function(
