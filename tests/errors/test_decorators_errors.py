@@ -10,7 +10,18 @@ from typing import Any
 import pytest
 import torch
 from error_cases import BATCH, Messages, X
-from forms_cases import bare_jvp, bare_vjp, bare_vmap, fault, loss, mapped_by, with_jvp, with_vjp
+from forms_cases import (
+    bare_jvp,
+    bare_vjp,
+    bare_vmap,
+    capturing_rule,
+    fault,
+    loss,
+    mapped_by,
+    too_few_rules,
+    with_jvp,
+    with_vjp,
+)
 from torch.utils.checkpoint import checkpoint
 
 import fxforms
@@ -40,6 +51,44 @@ class TestDecorators(Messages):
             """\
 StructureError: square: bwd must return a tuple of 1 gradients, one for each
 differentiable argument, got a torch.float32 tensor of shape (3,).""",
+        )
+
+    def test_bwd_that_returns_too_few(self) -> None:
+        self.check(
+            lambda: fxforms.grad(loss(with_vjp(lambda x: (x**2, x), lambda x, ct: ())))(X),
+            """\
+StructureError: square: bwd must return a tuple of 1 gradients, one for each
+differentiable argument, got a tuple.""",
+        )
+
+    def test_bwd_that_returns_too_many(self) -> None:
+        self.check(
+            lambda: fxforms.grad(loss(with_vjp(lambda x: (x**2, x), lambda x, ct: (ct, ct))))(X),
+            """\
+StructureError: square: bwd must return a tuple of 1 gradients, one for each
+differentiable argument, got a tuple.""",
+        )
+
+    def test_too_few_rules(self) -> None:
+        self.check(
+            too_few_rules,
+            """\
+ArgumentError: product.defjvps takes 2 rules, one for each differentiable
+argument and not all None, got 1.""",
+        )
+
+    def test_nondiff_argnums_out_of_range(self) -> None:
+        self.check(
+            lambda: fxforms.custom_vjp(lambda x: x, nondiff_argnums=(5,)),
+            """ArgumentError: <lambda>: nondiff_argnums=(5,) of 1 arguments.""",
+        )
+
+    def test_a_rule_that_closes_over_a_tensor_of_a_transform(self) -> None:
+        self.check(
+            lambda: fxforms.grad(lambda x: capturing_rule(x.sin())(x).sum())(X),
+            """\
+UnsupportedError: scaled closes over a tensor of a transform (level 1, shape
+(3,)), which its rules do not see. Pass the tensor to it as an argument.""",
         )
 
     def test_a_gradient_of_another_shape(self) -> None:
@@ -93,6 +142,14 @@ that agrees with its top.""",
 
 
 class TestAdoption(Messages):
+    def test_adopt_of_the_base_class(self) -> None:
+        self.check(
+            lambda: fxforms.adopt(torch.autograd.Function),
+            """\
+TypeError: adopt expects a subclass of torch.autograd.Function, not that class
+itself.""",
+        )
+
     def test_adopt_of_something_else(self) -> None:
         self.check(
             lambda: fxforms.adopt(torch.nn.Linear),
@@ -140,15 +197,10 @@ drop the decorator.""",
 
 NAMED = {
     "fwd returns no pair": "square",
-    "bwd returns too few": "square",
-    "bwd returns too many": "square",
     "jvp rule returns no pair": "square",
     "a tangent of another shape in reverse mode": "square",
     "too few arguments": "square",
-    "too few rules": "defjvps",
-    "nondiff_argnums out of range": "nondiff_argnums",
     "a number": "custom_vjp",
-    "adopt of the base class": "adopt",
 }
 
 
