@@ -13,8 +13,6 @@ from torch import Tensor
 import fxforms
 from opinfo_db.core import OpInfo
 from opinfo_db.entries.making import (
-    FORWARD_ONCE,
-    ONCE_FORWARD,
     PAIR,
     POSITIVE,
     REVERSE_TWICE,
@@ -247,13 +245,7 @@ ENTRIES: tuple[OpInfo, ...] = (
     ),
     entry(CombinedJvp, PAIR, lambda x, y: x.sqrt() * y.sqrt()),
     entry(CombinedEveryRule, PAIR, torch.mul),
-    entry(
-        CombinedOnce,
-        POSITIVE,
-        torch.square,
-        without=TWICE,
-        expected_failures=failures(ONCE_FORWARD, *FORWARD_ONCE),
-    ),
+    entry(CombinedOnce, POSITIVE, torch.square, without=TWICE),
     entry(CombinedOnceAndJvp, POSITIVE, torch.square, without=REVERSE_TWICE),
     entry(CombinedNoRule, one_tensor(lambda m: m), torch.floor),
     entry(CombinedReturnsInput, PAIR, lambda x, y: (x * 1, y * 1)),

@@ -20,7 +20,6 @@ from opinfo_db.entries.making import (
     TWICE,
     SavesInputs,
     entry,
-    failures,
     samples,
 )
 
@@ -191,7 +190,6 @@ ENTRIES: tuple[OpInfo, ...] = (
         LoopCombined,
         PAIR,
         lambda x, y: (x * y.square(), x.sum() > y.sum()),
-        through=_quiet(LoopCombined),  # the combined form warns whatever vmap_method says
     ),
     entry(
         LoopDict,
@@ -205,11 +203,6 @@ ENTRIES: tuple[OpInfo, ...] = (
         POSITIVE,
         torch.square,
         without=TWICE | {Capability.JVP},
-        expected_failures=failures(
-            "fxforms: a backward that cannot be mapped is not looped over",
-            "vmapvjp",
-            "mixed_vmapvjp",
-        ),
     ),
     entry(WarnsAndLoops, POSITIVE, torch.tanh, through=_quiet(WarnsAndLoops)),
     entry(LoopHistogram, POSITIVE, _histogram),

@@ -124,21 +124,6 @@ PAIR = samples(
 )
 
 
-#: The checks that begin with one derivative in forward mode.
-FORWARD_ONCE = (
-    "jvp",
-    "jvpvmap",
-    "vmapjvp",
-    "dot_product",
-    "jvp_linear",
-    "mixed_vmapjvp",
-    "memory",
-    "levels",
-)
-_ONCE = "fxforms: forward mode of a once_differentiable backward raises, though it is a first"
-ONCE_FORWARD = f"{_ONCE} derivative, in the combined form"
-ONCE_FORWARD_LATER = f"{_ONCE} derivative, after the first use in reverse mode"
-ONCE_FORWARD_MAPPED = f"{_ONCE} derivative, through a derived vmap rule"
 RESIDUAL = "plain autograd does not see a residual: without a transform it is torch's own node"
 
 

@@ -14,13 +14,10 @@ from torch import Tensor
 import fxforms
 from opinfo_db.core import ErrorInput, OpInfo, SampleInput, Tolerance
 from opinfo_db.entries.making import (
-    FORWARD_ONCE,
-    ONCE_FORWARD_LATER,
     TWICE,
     Maker,
     SavesInputs,
     entry,
-    failures,
     samples,
 )
 
@@ -262,7 +259,6 @@ ENTRIES: tuple[OpInfo, ...] = (
         lambda a: torch.linalg.eigvalsh(symmetric(a)),
         through=lambda a: SymmetricEigenvalues.apply(a)[0],
         without=TWICE,
-        skips=failures(ONCE_FORWARD_LATER, *FORWARD_ONCE),
         tolerances=LOOSE,
     ),
     entry(

@@ -14,13 +14,11 @@ from torch import Tensor
 import fxforms
 from opinfo_db.core import OpInfo
 from opinfo_db.entries.making import (
-    ONCE_FORWARD_MAPPED,
     PAIR,
     REVERSE_TWICE,
     TWICE,
     at_front,
     entry,
-    failures,
 )
 
 
@@ -147,12 +145,11 @@ _PLAIN = (
     JvpAndGeneratedVmap,
     EveryRule,
 )
-_MAPPED_ONCE = failures(ONCE_FORWARD_MAPPED, "jvpvmap")
 
 ENTRIES: tuple[OpInfo, ...] = (
     *(entry(op, PAIR, _reference) for op in _PLAIN),
-    entry(OnceOnly, PAIR, _reference, without=TWICE, expected_failures=_MAPPED_ONCE),
+    entry(OnceOnly, PAIR, _reference, without=TWICE),
     entry(OnceAndVmap, PAIR, _reference, without=TWICE),
-    entry(OnceAndGeneratedVmap, PAIR, _reference, without=TWICE, expected_failures=_MAPPED_ONCE),
+    entry(OnceAndGeneratedVmap, PAIR, _reference, without=TWICE),
     entry(OnceAndJvp, PAIR, _reference, without=REVERSE_TWICE),
 )

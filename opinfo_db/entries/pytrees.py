@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fxforms
 from opinfo_db.core import ErrorInput, OpInfo, SampleInput
-from opinfo_db.entries.making import POSITIVE, Maker, at_front, entry, failures, samples
+from opinfo_db.entries.making import POSITIVE, Maker, at_front, entry, samples
 
 
 class Affine(fxforms.Function):
@@ -177,31 +177,7 @@ ENTRIES: tuple[OpInfo, ...] = (
         _affine,
         error_inputs=_affine_errors,
     ),
-    entry(
-        AffineOtherOrder,
-        samples(lambda m: ({"weight": m(), "bias": m()}, m())),
-        _affine,
-        expected_failures=failures(
-            "fxforms: the gradients of a dict are paired by order, not by key",
-            "grad",
-            "vjp",
-            "vjpvjp",
-            "jvpvjp",
-            "vjpjvp",
-            "vjpvmap",
-            "vmapvjp",
-            "vmapvjpvjp",
-            "vmapjvpvjp",
-            "vjpvmapvmap",
-            "dot_product",
-            "gradcheck",
-            "gradgradcheck",
-            "mixed_vjpvjp",
-            "mixed_jvpvjp",
-            "mixed_vjpvmap",
-            "mixed_vmapvjp",
-        ),
-    ),
+    entry(AffineOtherOrder, samples(lambda m: ({"weight": m(), "bias": m()}, m())), _affine),
     entry(SquareAndCube, POSITIVE, lambda x: {"square": x**2, "cube": x**3}),
     entry(
         SumOfSquares,

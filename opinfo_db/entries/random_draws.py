@@ -99,30 +99,17 @@ class GaussianSample(fxforms.Function):
         return mean_t + deviation_t * noise, None
 
 
-# Each with a first derivative, and whichever other comes first in a process.
-_DERIVATIVES = (
-    "grad",
-    "vjp",
-    "jvp",
+# Reverse mode inside another level: the first two such calls in a process run forward again.
+_NESTED = (
     "vjpvjp",
     "jvpvjp",
     "vjpjvp",
-    "jvpjvp",
-    "vjpvmap",
-    "jvpvmap",
     "vmapvjp",
-    "vmapjvp",
     "vmapvjpvjp",
     "vmapjvpvjp",
-    "vjpvmapvmap",
-    "dot_product",
-    "vjp_linear",
-    "jvp_linear",
     "mixed_vjpvjp",
     "mixed_jvpvjp",
-    "mixed_vjpvmap",
     "mixed_vmapvjp",
-    "mixed_vmapjvp",
 )
 
 ENTRIES: tuple[OpInfo, ...] = (
@@ -141,8 +128,9 @@ ENTRIES: tuple[OpInfo, ...] = (
         samples(lambda m: (m(), m()), lambda m: (m.transposed(2, 3), m(2, 3))),
         random=True,
         skips=failures(
-            "fxforms: a derivative can run forward twice, so that it draws other numbers",
-            *_DERIVATIVES,
+            "fxforms: under nested levels the first calls of a class run forward twice, so that "
+            "they draw other numbers",
+            *_NESTED,
         ),
     ),
 )

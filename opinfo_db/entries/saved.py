@@ -11,13 +11,10 @@ from torch.nn import functional as F
 import fxforms
 from opinfo_db.core import OpInfo
 from opinfo_db.entries.making import (
-    FORWARD_ONCE,
-    ONCE_FORWARD_LATER,
     PAIR,
     POSITIVE,
     TWICE,
     entry,
-    failures,
     samples,
 )
 
@@ -251,7 +248,6 @@ ENTRIES: tuple[OpInfo, ...] = (
         POSITIVE,
         lambda x: (x.sin(), x.cos().detach()),
         without=TWICE,
-        skips=failures(ONCE_FORWARD_LATER, *FORWARD_ONCE),
     ),
     entry(
         AttributesOnly,
