@@ -77,7 +77,7 @@ def set_up_split(call: Call, ctx: Any, operands: tuple[Any, ...], outputs: tuple
     tensors = [kinds[ref.kind][ref.index] for ref in call.refs()]
     level = substrate.level_depth() + ctx._fx_lowered
     ctx._fx_kept = None
-    plain = ctx._fx_plain or not substrate.transforms_active()
+    plain = ctx._fx_plain or not (ctx._fx_lowered or substrate.transforms_active())
     if (plain or level < call.depth) and any(call.residual_likes):
         ctx._fx_kept = tuple([_TENSOR if isinstance(x, torch.Tensor) else x for x in operands])
         tensors += [x for x in operands if isinstance(x, torch.Tensor)]

@@ -41,7 +41,8 @@ class _Decorated:
         count = len(self._signature.parameters)
         if any(not -count <= i < count for i in nondiff_argnums):
             raise ArgumentError(
-                f"{name_of(fun)}: nondiff_argnums={nondiff_argnums!r} of {count} arguments."
+                f"{name_of(fun)}: nondiff_argnums={nondiff_argnums!r} must lie in "
+                f"[{-count}, {count}), for there are {count} arguments."
             )
         self._nondiff = tuple(sorted([i % count for i in nondiff_argnums]))
         self._function: Any = None
@@ -111,9 +112,10 @@ class custom_vjp(_Decorated):
             total = len(ctx.needs_input_grad)
             expected = total - len(self._nondiff)
             if not isinstance(result, tuple) or len(result) != expected:
+                seen = f"{len(result)} of them" if isinstance(result, tuple) else describe(result)
                 raise StructureError(
-                    f"{name_of(self.fun)}: bwd must return a tuple of {expected} gradients, one "
-                    f"for each differentiable argument, got {describe(result)}."
+                    f"{name_of(self.fun)}: bwd must return a tuple with one gradient for each of "
+                    f"the {expected} differentiable argument(s), got {seen}."
                 )
             gradients = iter(result)
             return tuple([None if i in self._nondiff else next(gradients) for i in range(total)])
@@ -167,10 +169,10 @@ class custom_jvp(_Decorated):
     def defjvps(self, *rules: Callable[..., Any] | None) -> None:
         """Set one rule for each argument."""
         count = len(self._signature.parameters) - len(self._nondiff)
-        if len(rules) != count or all(rule is None for rule in rules):
+        if len(rules) != count:
             raise ArgumentError(
                 f"{name_of(self.fun)}.defjvps takes {count} rules, one for each differentiable "
-                f"argument and not all None, got {len(rules)}."
+                f"argument (None where there is no derivative), got {len(rules)}."
             )
 
         def forward(ctx: Any, *args: Any) -> Any:
@@ -184,7 +186,9 @@ class custom_jvp(_Decorated):
                 for rule, tangent in zip(rules, self._divide(tangents)[1])
                 if rule is not None
             ]
-            return functools.reduce(add, parts)
+            if parts:
+                return functools.reduce(add, parts)
+            return (None,) * len(ctx.output) if isinstance(ctx.output, tuple) else None
 
         self._define(forward=forward, jvp=jvp)
 

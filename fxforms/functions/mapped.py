@@ -73,7 +73,7 @@ def mapped_class(rules: FunctionRules) -> Any:
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         mapping, *operands = inputs
-        plain = ctx._fx_plain or not substrate.transforms_active()
+        plain = ctx._fx_plain or not (ctx._fx_lowered or substrate.transforms_active())
         mapping.run(
             lambda level: run_setup(rules, mapping, ctx, tuple(operands), output, level, plain)
         )

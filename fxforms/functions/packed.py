@@ -30,8 +30,12 @@ def has_trees(values: tuple[Any, ...]) -> bool:
 def holds_tensor(value: Any) -> bool:
     """True if ``value``, no tensor itself, is a pytree with a tensor in it."""
     leaves = flatten(value)[0]
-    if any(isinstance(leaf, torch.Tensor) for leaf in leaves):
-        return True
+    refuse_unknown(leaves)
+    return any(isinstance(leaf, torch.Tensor) for leaf in leaves)
+
+
+def refuse_unknown(leaves: list[Any]) -> None:
+    """Raise StructureError for a dataclass of tensors that torch does not know as a pytree."""
     for leaf in leaves:
         if dataclasses.is_dataclass(leaf) and any(
             isinstance(x, torch.Tensor) for x in vars(leaf).values()
@@ -41,7 +45,6 @@ def holds_tensor(value: Any) -> bool:
                 f"does not know as a pytree. Register it: "
                 f"torch.utils._pytree.register_dataclass({type(leaf).__name__})."
             )
-    return False
 
 
 class Packing:
@@ -55,6 +58,8 @@ class Packing:
     def of(cls, args: tuple[Any, ...]) -> tuple[Packing, list[Any]]:
         """The packing of ``args`` and their leaves."""
         pairs = [flatten(arg) for arg in args]
+        for flat, _ in pairs:
+            refuse_unknown(flat)
         return cls([spec for _, spec in pairs]), [leaf for flat, _ in pairs for leaf in flat]
 
     def args(self, flat: tuple[Any, ...]) -> tuple[Any, ...]:

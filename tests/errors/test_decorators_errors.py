@@ -49,24 +49,24 @@ class TestDecorators(Messages):
         self.check(
             lambda: fxforms.grad(loss(with_vjp(lambda x: (x**2, x), lambda x, ct: 2 * x * ct)))(X),
             """\
-StructureError: square: bwd must return a tuple of 1 gradients, one for each
-differentiable argument, got a torch.float32 tensor of shape (3,).""",
+StructureError: square: bwd must return a tuple with one gradient for each of
+the 1 differentiable argument(s), got a torch.float32 tensor of shape (3,).""",
         )
 
     def test_bwd_that_returns_too_few(self) -> None:
         self.check(
             lambda: fxforms.grad(loss(with_vjp(lambda x: (x**2, x), lambda x, ct: ())))(X),
             """\
-StructureError: square: bwd must return a tuple of 1 gradients, one for each
-differentiable argument, got a tuple.""",
+StructureError: square: bwd must return a tuple with one gradient for each of
+the 1 differentiable argument(s), got 0 of them.""",
         )
 
     def test_bwd_that_returns_too_many(self) -> None:
         self.check(
             lambda: fxforms.grad(loss(with_vjp(lambda x: (x**2, x), lambda x, ct: (ct, ct))))(X),
             """\
-StructureError: square: bwd must return a tuple of 1 gradients, one for each
-differentiable argument, got a tuple.""",
+StructureError: square: bwd must return a tuple with one gradient for each of
+the 1 differentiable argument(s), got 2 of them.""",
         )
 
     def test_too_few_rules(self) -> None:
@@ -74,13 +74,15 @@ differentiable argument, got a tuple.""",
             too_few_rules,
             """\
 ArgumentError: product.defjvps takes 2 rules, one for each differentiable
-argument and not all None, got 1.""",
+argument (None where there is no derivative), got 1.""",
         )
 
     def test_nondiff_argnums_out_of_range(self) -> None:
         self.check(
             lambda: fxforms.custom_vjp(lambda x: x, nondiff_argnums=(5,)),
-            """ArgumentError: <lambda>: nondiff_argnums=(5,) of 1 arguments.""",
+            """\
+ArgumentError: <lambda>: nondiff_argnums=(5,) must lie in [-1, 1), for there are
+1 arguments.""",
         )
 
     def test_a_rule_that_closes_over_a_tensor_of_a_transform(self) -> None:

@@ -55,7 +55,7 @@ def test_dims_of_one_tensor(in_dim: int, out_dim: int) -> None:
         (((0, (None,)),), lambda a, b: (a, (b,))),
         (({"w": 0, "b": [None]},), lambda a, b: {"w": a, "b": [b]}),
     ],
-    ids=str,
+    ids=["dict", "list", "named tuple", "nested tuple", "nested list"],
 )
 def test_in_dims_follow_the_structure(in_dims: Any, tree: Any) -> None:
     a, b = vec(4, 3), vec(3)
