@@ -27,7 +27,7 @@ from fxforms.functions.context import RuleContext
 from fxforms.functions.derive import Like, transpose
 from fxforms.functions.once import once_differentiable
 from fxforms.functions.recorded import Call, distinct
-from fxforms.functions.residuals import pull_residuals
+from fxforms.functions.residuals import Noted, pull_residuals, values_kept
 
 if TYPE_CHECKING:
     from fxforms.functions.rules import FunctionRules
@@ -51,7 +51,15 @@ def split_class(rules: FunctionRules) -> Any:
     def forward(call: Call, *operands: Any) -> tuple[Any, ...]:
         operands = distinct(operands)
         ctx = call.new_context()
-        return call.record(ctx, operands, run_body(rules, ctx, operands))
+        if rules.root.body_is_known:
+            return call.record(ctx, operands, run_body(rules, ctx, operands))
+        with Noted() as noted:
+            output = run_body(rules, ctx, operands)
+        rules.root.body_is_known = True
+        result = call.record(ctx, operands, output)
+        if noted.left_torch and call.keeps_values():
+            rules.split.once = values_kept(rules.__name__)
+        return result
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
         set_up_split(inputs[0], ctx, inputs[1:], outputs)

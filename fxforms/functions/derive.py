@@ -104,7 +104,7 @@ def jvp_from_backward(
     result = transpose(lambda cts: rules.gradients(ctx, cts), likes, tangents)
     if rules.once:
         sources = flatten([tangents, ctx.saved_tensors, attributes_of(ctx)])[0]
-        return tuple(guard(rules.__name__, result, sources))
+        return tuple(guard(rules.once, result, sources))
     return result
 
 

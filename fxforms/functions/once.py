@@ -26,25 +26,27 @@ def is_once_differentiable(backward: Any) -> bool:
     return getattr(backward, "__code__", None) is _WRAPPER
 
 
+def undecorated(backward: Any) -> Any:
+    """``backward`` without ``once_differentiable``."""
+    return backward.__wrapped__ if is_once_differentiable(backward) else backward
+
+
 class DifferentiatedOnce(torch.autograd.Function):
     """The first ``count`` of ``tensors``, made to depend on the rest; has no derivative."""
 
     _rules: Any
 
     @staticmethod
-    def forward(name: str, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(reason: str, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple([tensor.view_as(tensor) for tensor in tensors[:count]])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.name = inputs[0]
+        ctx.reason = inputs[0]
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        raise GradientError(
-            f"{ctx.name}.backward is marked once_differentiable and was differentiated a second "
-            f"time. Write it in differentiable torch operations and drop the decorator."
-        )
+        raise GradientError(ctx.reason)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -57,25 +59,33 @@ class DifferentiatedOnce(torch.autograd.Function):
 
 
 def guard(
-    name: str, values: Sequence[torch.Tensor | None], sources: Iterable[Any]
+    reason: str, values: Sequence[torch.Tensor | None], sources: Iterable[Any]
 ) -> list[torch.Tensor | None]:
-    """``values``, computed by a rule of ``name`` from the tensors in ``sources``, guarded."""
+    """``values``, computed from the tensors in ``sources``; their derivative raises ``reason``."""
     given = [value for value in values if value is not None]
     tensors = [x for x in sources if isinstance(x, torch.Tensor)]
-    guarded = iter(DifferentiatedOnce._rules.bind(name, len(given), *given, *tensors))
+    guarded = iter(DifferentiatedOnce._rules.bind(reason, len(given), *given, *tensors))
     return [None if value is None else next(guarded) for value in values]
 
 
+def marked_once(name: str) -> str:
+    """The error for a second derivative of a ``once_differentiable`` backward."""
+    return (
+        f"{name}.backward is marked once_differentiable and was differentiated a second time. "
+        f"Write it in differentiable torch operations and drop the decorator."
+    )
+
+
 def run_once(
-    name: str,
+    reason: str,
     rule: Callable[[Any, tuple[Any, ...]], tuple[Any, ...]],
     ctx: Any,
     cotangents: tuple[Any, ...],
 ) -> tuple[Any, ...]:
-    """The backward ``rule`` of the Function ``name`` without recording, its result guarded."""
+    """The backward ``rule`` without recording; differentiating its result raises ``reason``."""
     with torch.no_grad():
         result = rule(ctx, cotangents)
     flat, spec = flatten(result)
     sources = flatten([cotangents, ctx.saved_tensors, attributes_of(ctx)])[0]
-    gradients: Any = spec.unflatten(guard(name, flat, sources))
+    gradients: Any = spec.unflatten(guard(reason, flat, sources))
     return tuple(gradients)

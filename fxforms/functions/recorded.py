@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from fxforms import _substrate as substrate
@@ -102,6 +103,11 @@ class Call:
         self.materialize = ctx.materialize_grads
         self.residual_likes = tuple([Like.of(x) for x in residuals])
         return (*outputs, *residuals)
+
+    def keeps_values(self) -> bool:
+        """True if ``forward`` left numbers or arrays on ``ctx``."""
+        kinds = (float, complex, np.ndarray, np.number)
+        return any(isinstance(leaf, kinds) for leaf in flatten(self.attributes)[0])
 
     def saves_no_residual(self) -> bool:
         """True if ``forward`` left only inputs and outputs, by the methods meant for it."""

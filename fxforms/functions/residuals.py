@@ -53,6 +53,28 @@ class Tracked(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+class Noted(TorchFunctionMode):
+    """Notes if a floating value leaves torch in a body."""
+
+    left_torch = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in _LEAVES_TORCH and Like.of(args[0]) is not None:
+            self.left_torch = True
+        return func(*args, **(kwargs or {}))
+
+
+def values_kept(name: str) -> str:
+    """The error for a second derivative through numbers that a body kept on ctx."""
+    return (
+        f"{name}: a second derivative needs the derivative of what forward kept on ctx for "
+        f"backward, and forward took it out of torch (NumPy, .item()), so that there are no "
+        f"residuals to differentiate. Keep tensors, computed in torch."
+    )
+
+
 def pull_residuals(
     name: str, body: Body, operands: tuple[Any, ...], cotangents: Sequence[torch.Tensor | None]
 ) -> list[torch.Tensor | None]:

@@ -31,11 +31,21 @@ from fxforms.functions.faults import (
 from fxforms.functions.inline import run_untracked, tracked
 from fxforms.functions.loop import Unmappable, is_unmappable, loop, loop_rule, warn_once
 from fxforms.functions.mapped import Mapping, mapped_class
-from fxforms.functions.once import DifferentiatedOnce, is_once_differentiable, run_once
+from fxforms.functions.once import (
+    DifferentiatedOnce,
+    is_once_differentiable,
+    marked_once,
+    run_once,
+    undecorated,
+)
 from fxforms.functions.packed import packed_class
 from fxforms.functions.recorded import Call
 from fxforms.functions.signature import Signature
-from fxforms.functions.single_level import apply_single_level, context_class, single_level_class
+from fxforms.functions.single_level import (
+    apply_single_level,
+    carrier_class,
+    single_level_class,
+)
 from fxforms.interpreters import VmapInfo
 
 _BASE = torch.autograd.Function
@@ -63,7 +73,8 @@ class FunctionRules:
         self.vmap = given(function, "vmap")
         self.vmap_method: str = getattr(function, "vmap_method", "derive")
         check(function, self.vmap, self.vmap_method)
-        self.once = is_once_differentiable(self.backward)
+        once = is_once_differentiable(self.backward)
+        self.once: str | None = marked_once(self.__name__) if once else None
         self.transposes_jvp = self.backward is None and self.jvp is not None
         self.loops = self.vmap_method == "loop"
         self.splits = self.combined
@@ -72,6 +83,7 @@ class FunctionRules:
         self.saves_no_residual: bool | None = None
         self.watches = watches
         self.maps = False
+        self.body_is_known = False
         self.closing = closing(
             [function.forward, function.setup_context, self.backward, self.jvp, self.vmap]
             if root is None
@@ -79,20 +91,7 @@ class FunctionRules:
         )
         self.signature = Signature(function, self.combined)
         self.arity = self.signature.arity
-        self.evaluate: Callable[..., Any] = substrate.autograd_apply(self._carrier())
-
-    def _carrier(self) -> Any:
-        """The class that plain autograd runs: the user's, unless its backward is derived."""
-        carrier = self.function
-        if self.transposes_jvp:
-            methods: dict[str, Any] = {"forward": self.function.forward, "jvp": self.function.jvp}
-            if self.combined:
-                methods["forward"] = self.forward_with_ctx
-            else:
-                methods["setup_context"] = self.setup_context
-            carrier = substrate.make_function(self.__name__, _BASE, methods)
-        carrier._backward_cls = context_class(self, carrier)
-        return carrier
+        self.evaluate: Callable[..., Any] = substrate.autograd_apply(carrier_class(self))
 
     @cached_property
     def node(self) -> Any:
@@ -235,7 +234,7 @@ class FunctionRules:
     def run_backward(self, ctx: Any, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
         """One gradient for each input, by the user's ``backward`` or from ``jvp``."""
         if self.once:
-            return run_once(self.__name__, self.gradients, ctx, cotangents)
+            return run_once(self.once, self.gradients, ctx, cotangents)
         return self.gradients(ctx, cotangents)
 
     def gradients(self, ctx: Any, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -252,8 +251,7 @@ class FunctionRules:
             return self.run_rule(
                 lambda ctx, *given: backward_from_jvp(self, ctx, given), ctx, cotangents
             )
-        backward = self.backward.__wrapped__ if self.once else self.backward  # type: ignore[attr-defined]
-        return self.run_rule(backward, ctx, cotangents)
+        return self.run_rule(undecorated(self.backward), ctx, cotangents)
 
 
 class SplitRules(FunctionRules):

@@ -33,6 +33,20 @@ def context_class(rules: FunctionRules, function: type) -> type[NodeContext]:
     return type(f"{rules.__name__}Backward", (NodeContext,), attributes)
 
 
+def carrier_class(rules: FunctionRules) -> Any:
+    """The class that plain autograd runs: the user's, unless its backward is derived."""
+    carrier = rules.function
+    if rules.transposes_jvp:
+        methods: dict[str, Any] = {"forward": carrier.forward, "jvp": carrier.jvp}
+        if rules.combined:
+            methods["forward"] = rules.forward_with_ctx
+        else:
+            methods["setup_context"] = rules.setup_context
+        carrier = substrate.make_function(rules.__name__, torch.autograd.Function, methods)
+    carrier._backward_cls = context_class(rules, carrier)
+    return carrier
+
+
 def single_level_class(rules: FunctionRules) -> Any:
     """The single-level Function of ``rules``; its ``apply`` attaches a node at the top level."""
 
