@@ -17,26 +17,23 @@ marked non-differentiable and saved.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from fxforms import _substrate as substrate
 from fxforms.errors import GradientError
 from fxforms.functions.context import RuleContext
+from fxforms.functions.contract import Rules
 from fxforms.functions.derive import Like, transpose
 from fxforms.functions.once import once_differentiable
 from fxforms.functions.recorded import Call, distinct
 from fxforms.functions.residuals import Noted, pull_residuals, values_kept
 
-if TYPE_CHECKING:
-    from fxforms.functions.rules import FunctionRules
-
-
 _TENSOR = object()
 
 
-def run_body(rules: FunctionRules, ctx: RuleContext, operands: tuple[Any, ...]) -> Any:
+def run_body(rules: Rules, ctx: RuleContext, operands: tuple[Any, ...]) -> Any:
     """The user's ``forward`` with ``ctx``, whichever form it has."""
     if rules.combined:
         return rules.function.forward(ctx, *operands)
@@ -45,7 +42,7 @@ def run_body(rules: FunctionRules, ctx: RuleContext, operands: tuple[Any, ...]) 
     return output
 
 
-def split_class(rules: FunctionRules) -> Any:
+def split_class(rules: Rules) -> Any:
     """The functional form of ``rules``' Function; operand 0 is a Call, residuals come last."""
 
     def forward(call: Call, *operands: Any) -> tuple[Any, ...]:
@@ -116,7 +113,7 @@ def sample_contexts(ctx: RuleContext) -> Callable[[int | None, Callable[[Any], A
     return place
 
 
-def kept_operands(rules: FunctionRules, ctx: Any) -> tuple[Any, ...]:
+def kept_operands(rules: Rules, ctx: Any) -> tuple[Any, ...]:
     """The inputs of the call, for the derivative of its residuals."""
     call: Call = ctx._fx_call
     if ctx._fx_kept is None:
@@ -145,7 +142,7 @@ def zeros_if_asked(
 
 
 def residual_gradients(
-    rules: FunctionRules, ctx: Any, cotangents: tuple[Any, ...]
+    rules: Rules, ctx: Any, cotangents: tuple[Any, ...]
 ) -> list[torch.Tensor | None]:
     """The vjp of the residuals, from the body."""
 
@@ -158,7 +155,7 @@ def residual_gradients(
 
 
 def split_backward(
-    rules: FunctionRules, ctx: Any, cotangents: tuple[Any, ...]
+    rules: Rules, ctx: Any, cotangents: tuple[Any, ...]
 ) -> list[torch.Tensor | None]:
     """Gradients of the inputs: the user's rule for outputs, the body's for residuals."""
     call: Call = ctx._fx_call
@@ -177,7 +174,7 @@ def split_backward(
     return gradients
 
 
-def split_jvp(rules: FunctionRules, ctx: Any, tangents: tuple[Any, ...]) -> tuple[Any, ...]:
+def split_jvp(rules: Rules, ctx: Any, tangents: tuple[Any, ...]) -> tuple[Any, ...]:
     """Tangents: the user's rule for outputs, the body's transposed for residuals."""
     call: Call = ctx._fx_call
     assert rules.jvp is not None

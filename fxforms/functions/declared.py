@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from fxforms.errors import RuleError
-
-if TYPE_CHECKING:
-    from fxforms.functions.rules import FunctionRules
+from fxforms.functions.contract import Rules
 
 _BASE = torch.autograd.Function
 VMAP_METHODS = ("derive", "loop", "error")
@@ -41,7 +39,7 @@ def check(function: Any, vmap: Callable[..., Any] | None, vmap_method: str) -> N
         )
 
 
-def describe(rules: FunctionRules) -> dict[str, str]:
+def describe(rules: Rules) -> dict[str, str]:
     """For each rule: given, derived from what, or absent and why."""
     absent = "absent: neither backward nor jvp is given"
     vmap = {

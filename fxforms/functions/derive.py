@@ -9,7 +9,7 @@ calculating Jacobian vector products", 2017).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,11 +17,9 @@ from fxforms import _substrate as substrate
 from fxforms._tree import flatten
 from fxforms.errors import GradientError
 from fxforms.functions.context import among, attributes_of
+from fxforms.functions.contract import Rules
 from fxforms.functions.once import guard
 from fxforms.interpreters import below_all_levels, grad_level
-
-if TYPE_CHECKING:
-    from fxforms.functions.rules import FunctionRules
 
 
 class Like(NamedTuple):
@@ -98,7 +96,7 @@ def tangent_likes(ctx: Any, outputs: tuple[Any, ...]) -> list[Like | None]:
 
 
 def jvp_from_backward(
-    rules: FunctionRules, ctx: Any, likes: list[Like | None], tangents: tuple[Any, ...]
+    rules: Rules, ctx: Any, likes: list[Like | None], tangents: tuple[Any, ...]
 ) -> tuple[torch.Tensor | None, ...]:
     """Tangents of the outputs: the backward rule, transposed."""
     result = transpose(lambda cts: rules.gradients(ctx, cts), likes, tangents)
@@ -116,7 +114,7 @@ def keep_for_transpose(ctx: Any, inputs: tuple[Any, ...]) -> None:
 
 
 def backward_from_jvp(
-    rules: FunctionRules, ctx: Any, cotangents: tuple[Any, ...]
+    rules: Rules, ctx: Any, cotangents: tuple[Any, ...]
 ) -> tuple[torch.Tensor | None, ...]:
     """Gradients of the inputs: the jvp rule, transposed."""
     likes = [

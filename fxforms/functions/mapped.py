@@ -8,7 +8,7 @@ differentiate it by the user's rules, with physical tensors saved on the graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -16,11 +16,9 @@ from fxforms import _substrate as substrate
 from fxforms._tree import map_leaves, map_tensors
 from fxforms.errors import GradientError, describe
 from fxforms.functions.context import RuleContext, attributes_of
+from fxforms.functions.contract import Rules
 from fxforms.functions.once import once_differentiable
 from fxforms.interpreters import VmapInfo, vmap_level
-
-if TYPE_CHECKING:
-    from fxforms.functions.rules import FunctionRules
 
 Dims = tuple[int | None, ...]
 Place = Callable[[Any, int | None], Any]
@@ -65,7 +63,7 @@ def batch(values: tuple[Any, ...], dims: Dims, level: int) -> tuple[Any, ...]:
     return tuple([batch_one(value, dim, level) for value, dim in zip(values, dims)])
 
 
-def mapped_class(rules: FunctionRules) -> Any:
+def mapped_class(rules: Rules) -> Any:
     """The Function that applies ``rules``' Function to a batch; operand 0 is a Mapping."""
 
     def forward(mapping: Mapping, *operands: Any) -> Any:
@@ -92,9 +90,7 @@ def mapped_class(rules: FunctionRules) -> Any:
     return substrate.make_function(rules.__name__, torch.autograd.Function, methods)
 
 
-def run_forward(
-    rules: FunctionRules, mapping: Mapping, operands: tuple[Any, ...], level: int
-) -> Any:
+def run_forward(rules: Rules, mapping: Mapping, operands: tuple[Any, ...], level: int) -> Any:
     """The user's ``forward`` on one batch; records ``out_dims`` on ``mapping``."""
     outputs = rules.function.forward(*batch(operands, mapping.in_dims, level))
     single = not isinstance(outputs, tuple)
@@ -153,7 +149,7 @@ class Record:
 
 
 def run_setup(
-    rules: FunctionRules,
+    rules: Rules,
     mapping: Mapping,
     ctx: Any,
     operands: tuple[Any, ...],
@@ -213,7 +209,7 @@ def apply_rule(
 
 
 def run_backward(
-    rules: FunctionRules, ctx: Any, cotangents: tuple[Any, ...]
+    rules: Rules, ctx: Any, cotangents: tuple[Any, ...]
 ) -> tuple[torch.Tensor | None, ...]:
     """The user's ``backward`` on one batch; gradients of unbatched inputs are summed over it.
 
@@ -262,7 +258,7 @@ def move_batch(value: torch.Tensor, dim: int | None, target: int, batch_size: in
     return value if dim == target else value.movedim(dim, target)
 
 
-def run_jvp(rules: FunctionRules, ctx: Any, tangents: tuple[Any, ...]) -> tuple[Any, ...]:
+def run_jvp(rules: Rules, ctx: Any, tangents: tuple[Any, ...]) -> tuple[Any, ...]:
     """The user's ``jvp`` on one batch."""
     record: Record = ctx._fx_record
     mapping = record.mapping

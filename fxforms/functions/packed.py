@@ -7,7 +7,7 @@ flatten what they return, so that every tensor in a container is an operand of i
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -15,11 +15,9 @@ from fxforms import _substrate as substrate
 from fxforms._tree import PyTreeSpec, align, broadcast_prefix, flatten, is_atom, show
 from fxforms.errors import GradientError, StructureError
 from fxforms.functions.context import as_tuple
+from fxforms.functions.contract import Rules
 from fxforms.functions.once import once_differentiable
 from fxforms.interpreters.vmap import check_pair
-
-if TYPE_CHECKING:
-    from fxforms.functions.rules import FunctionRules
 
 
 def has_trees(values: tuple[Any, ...]) -> bool:
@@ -141,7 +139,7 @@ def match(
     return tuple(flat)
 
 
-def packed_class(rules: FunctionRules) -> Any:
+def packed_class(rules: Rules) -> Any:
     """The Function on flat operands; operand 0 is a Packing."""
     function = rules.function
 
@@ -187,7 +185,7 @@ def packed_class(rules: FunctionRules) -> Any:
 
 
 def packed_backward(
-    rules: FunctionRules, ctx: Any, cotangents: tuple[Any, ...]
+    rules: Rules, ctx: Any, cotangents: tuple[Any, ...]
 ) -> tuple[torch.Tensor | None, ...]:
     """The user's ``backward`` on trees, one gradient for each leaf of the arguments."""
     packing: Packing = ctx._fx_packing
@@ -197,7 +195,7 @@ def packed_backward(
 
 
 def packed_jvp(
-    rules: FunctionRules, ctx: Any, tangents: tuple[Any, ...]
+    rules: Rules, ctx: Any, tangents: tuple[Any, ...]
 ) -> tuple[torch.Tensor | None, ...]:
     """The user's ``jvp`` on trees, one tangent for each leaf of the output."""
     packing: Packing = ctx._fx_packing
@@ -210,7 +208,7 @@ def packed_jvp(
 
 
 def packed_vmap(
-    rules: FunctionRules,
+    rules: Rules,
     info: Any,
     in_dims: tuple[int | None, ...],
     packing: Packing,

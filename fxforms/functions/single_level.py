@@ -6,7 +6,7 @@ operator there, and sets up this level's own context.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -14,16 +14,14 @@ from fxforms import _substrate as substrate
 from fxforms._tree import flatten
 from fxforms.errors import RuleError
 from fxforms.functions.context import NodeContext, among, as_tuple, attributes_of
+from fxforms.functions.contract import Rules
 from fxforms.functions.derive import Like
 from fxforms.functions.inline import one_grad, run_untracked
 from fxforms.interpreters import current_interpreter
 from fxforms.interpreters.grad import GradInterpreter
 
-if TYPE_CHECKING:
-    from fxforms.functions.rules import FunctionRules
 
-
-def context_class(rules: FunctionRules, function: type) -> type[NodeContext]:
+def context_class(rules: Rules, function: type) -> type[NodeContext]:
     """The node class of ``function``'s graph, named as torch names it."""
     attributes = {
         "_forward_cls": function,
@@ -33,7 +31,7 @@ def context_class(rules: FunctionRules, function: type) -> type[NodeContext]:
     return type(f"{rules.__name__}Backward", (NodeContext,), attributes)
 
 
-def carrier_class(rules: FunctionRules) -> Any:
+def carrier_class(rules: Rules) -> Any:
     """The class that plain autograd runs: the user's, unless its backward is derived."""
     carrier = rules.function
     if rules.transposes_jvp:
@@ -47,7 +45,7 @@ def carrier_class(rules: FunctionRules) -> Any:
     return carrier
 
 
-def single_level_class(rules: FunctionRules) -> Any:
+def single_level_class(rules: Rules) -> Any:
     """The single-level Function of ``rules``; its ``apply`` attaches a node at the top level."""
 
     def forward(ctx: Any, *operands: Any) -> Any:
@@ -96,7 +94,7 @@ def lift_context(ctx: Any, lowered: tuple[Any, ...], lifted: tuple[Any, ...]) ->
     ctx.mark_non_differentiable(*map(lift, ctx.non_differentiable or ()))
 
 
-def set_up(rules: FunctionRules, ctx: Any, operands: tuple[Any, ...], outputs: Any) -> None:
+def set_up(rules: Rules, ctx: Any, operands: tuple[Any, ...], outputs: Any) -> None:
     """The user's ``setup_context``, recording: lower levels can differentiate what it computes."""
     before = torch.is_grad_enabled(), substrate.forward_grad_enabled()
     substrate.set_grad_enabled(True)
@@ -123,7 +121,7 @@ def hides(saved: torch.Tensor | None, fixed: tuple[torch.Tensor, ...]) -> bool:
     return saved is not None and among(saved, fixed) and Like.of(saved) is not None
 
 
-def check_dirty(rules: FunctionRules, dirty: tuple[torch.Tensor, ...] | None, level: int) -> None:
+def check_dirty(rules: Rules, dirty: tuple[torch.Tensor, ...] | None, level: int) -> None:
     """Raise RuleError if a dirty input is not of this level, so that its change would be lost."""
     for tensor in dirty or ():
         if getattr(tensor, "is_captured", False):
