@@ -70,7 +70,6 @@ JvpHandle = _functorch.CJvpInterpreterPtr
 VmapHandle: Any = _functorch.CVmapInterpreterPtr
 enter_grad = _functorch._grad_increment_nesting
 exit_grad = _functorch._grad_decrement_nesting
-enter_vmap = _functorch._vmap_increment_nesting
 exit_vmap = _functorch._vmap_decrement_nesting
 
 # Wrappers.
@@ -79,6 +78,7 @@ unwrap_for_grad = _functorch._unwrap_for_grad
 unwrap_if_dead = _functorch.unwrap_if_dead
 add_batch_dim = _functorch._add_batch_dim
 unwrap_batched = _functorch._unwrap_batched
+remove_batch_dim = _functorch._remove_batch_dim  # see take_batch_dim
 is_batched = _functorch.is_batchedtensor
 level_of = _functorch.maybe_get_level
 
@@ -172,7 +172,7 @@ def take_batch_dim(tensor: torch.Tensor, level: int, size: int, dim: int) -> tor
         shape = list(tensor.shape)
         shape[dim] = size
         return tensor.expand(shape)
-    return _functorch._remove_batch_dim(tensor, level, size, dim)
+    return remove_batch_dim(tensor, level, size, dim)
 
 
 set_batched_level = _functorch._maybe_unsafe_set_level
@@ -236,15 +236,15 @@ def exit_jvp() -> None:
             forward_ad._current_level = -1
 
 
-_decompositions_loaded = False
+def _enter_first_vmap(batch_size: int, randomness: str) -> int:
+    """Push the first vmap level, after torch's decompositions for what has no batch rule."""
+    global enter_vmap
+    predispatch.lazy_load_decompositions()
+    enter_vmap = _functorch._vmap_increment_nesting
+    return enter_vmap(batch_size, randomness)
 
 
-def load_vmap_decompositions() -> None:
-    """Register torch's decompositions for operators without a batching rule, once."""
-    global _decompositions_loaded
-    if not _decompositions_loaded:
-        predispatch.lazy_load_decompositions()
-        _decompositions_loaded = True
+enter_vmap: Callable[[int, str], int] = _enter_first_vmap
 
 
 @contextlib.contextmanager

@@ -83,7 +83,6 @@ class vmap_level:
         self._randomness = randomness
 
     def __enter__(self) -> int:
-        substrate.load_vmap_decompositions()
         return substrate.enter_vmap(self._batch_size, self._randomness)
 
     def __exit__(self, *error: object) -> None:

@@ -23,6 +23,8 @@ class Batch(NamedTuple):
 
 def read_batch(func: Callable[..., Any], in_dims: Any, args: tuple[Any, ...]) -> Batch:
     """Flatten ``args`` beside ``in_dims`` and find the batch size."""
+    if in_dims == 0 and len(args) == 1 and type(args[0]) is torch.Tensor and args[0].dim():
+        return Batch([args[0]], [0], None, args[0].shape[0])  # the common call, without the checks
     if not isinstance(in_dims, (int, tuple)):
         raise ArgumentError(
             f"vmap({name_of(func)}, in_dims={in_dims!r}): in_dims must be an int or a tuple with "
@@ -35,8 +37,6 @@ def read_batch(func: Callable[..., Any], in_dims: Any, args: tuple[Any, ...]) ->
         )
     spec: PyTreeSpec | None
     dims: list[int | None]
-    if in_dims == 0 and len(args) == 1 and type(args[0]) is torch.Tensor and args[0].dim():
-        return Batch([args[0]], [0], None, args[0].shape[0])  # the common call, without the checks
     if isinstance(in_dims, int) and all(map(is_atom, args)):
         flat, spec, dims = list(args), None, [in_dims] * len(args)
     else:

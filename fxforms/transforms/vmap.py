@@ -19,7 +19,6 @@ from fxforms.errors import (
     name_of,
     translate,
 )
-from fxforms.interpreters import vmap_level
 from fxforms.transforms._arguments import check_alive
 from fxforms.transforms._batch import Batch, read_batch
 from fxforms.transforms._wrapper import transformed
@@ -102,31 +101,37 @@ def run_mapped(
     """``func`` on one batch."""
     mapped: list[Any] = []
     try:
-        with vmap_level(batch.size, randomness) as level:
+        level = substrate.enter_vmap(batch.size, randomness)  # vmap_level, without its object
+        try:
             add = substrate.add_batch_dim
             mapped = [x if d is None else add(x, d, level) for x, d in zip(batch.flat, batch.dims)]
             args = mapped if batch.spec is None else batch.spec.unflatten(mapped)
             output = func(*args, **kwargs)
-            if isinstance(output, torch.Tensor) and isinstance(out_dims, int):
-                return unbatch(func, output, out_dims, level, batch.size, "the output")
-            flat, spec = flatten(output)
-            dims = read_out_dims(func, out_dims, output, spec)
-            return spec.unflatten(
-                [
-                    unbatch(func, leaf, dim, level, batch.size, f"output {i}")
-                    for i, (leaf, dim) in enumerate(zip(flat, dims))
-                ]
-            )
+            if type(output) is torch.Tensor and out_dims == 0:
+                output = substrate.unwrap_if_dead(output)
+                return substrate.remove_batch_dim(output, level, batch.size, 0)
+            return unbatch_all(func, output, out_dims, level, batch.size)
+        finally:
+            substrate.exit_vmap()
+            for tensor, dim in zip(mapped, batch.dims):
+                if dim is not None:
+                    substrate.set_batched_level(tensor, substrate.ESCAPED_LEVEL)
     except RuntimeError as error:
         translate_unbatched(error, func)
         for index, leaf in enumerate(batch.flat):
             check_alive(leaf, f"argument {index}", "vmap", func)
         translate(error, f"vmap({name_of(func)})")
         raise
-    finally:
-        for tensor, dim in zip(mapped, batch.dims):
-            if dim is not None:
-                substrate.set_batched_level(tensor, substrate.ESCAPED_LEVEL)
+
+
+def unbatch_all(func: Callable[..., Any], output: Any, out_dims: Any, level: int, size: int) -> Any:
+    """The outputs of the mapped function, each with its batch where ``out_dims`` says."""
+    flat, spec = flatten(output)
+    dims = read_out_dims(func, out_dims, output, spec)
+    names = ["the output"] if spec.is_leaf() else [f"output {i}" for i in range(len(flat))]
+    return spec.unflatten(
+        [unbatch(func, leaf, dim, level, size, name) for leaf, dim, name in zip(flat, dims, names)]
+    )
 
 
 def run_chunks(

@@ -101,7 +101,7 @@ tensors. Give that output out_dim None to pass it through.""",
         self.check(
             lambda: fxforms.vmap(lambda x: None)(BATCH),
             """\
-OutputError: vmap(<lambda>): output 0 is None, but a mapped function returns
+OutputError: vmap(<lambda>): the output is None, but a mapped function returns
 tensors. Give that output out_dim None to pass it through.""",
         )
 
