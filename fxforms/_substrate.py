@@ -96,7 +96,6 @@ single_level_allowed = _functorch.get_single_level_autograd_function_allowed
 set_single_level_allowed = _functorch.set_single_level_autograd_function_allowed
 
 # The autograd Function: its C base, metaclass, context and single-level form.
-FunctionBase = _FunctionBase
 SingleLevelFunction = _SingleLevelFunction
 torch_once_differentiable = once_differentiable
 

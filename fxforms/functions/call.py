@@ -17,7 +17,7 @@ import torch
 from fxforms import _substrate as substrate
 from fxforms.functions.bind import bind, live
 from fxforms.functions.closures import check_closures
-from fxforms.functions.context import RuleContext
+from fxforms.functions.context import RuleContext, as_tuple
 from fxforms.functions.faults import no_vmap_rule, overwritten
 from fxforms.functions.inline import one_grad, only_vmaps, run_untracked
 from fxforms.functions.loop import Unmappable
@@ -89,9 +89,7 @@ def enter(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
     except HiddenResidual:
         rules.note_residuals()
         return enter_split(rules, operands)
-    if not isinstance(output, torch.Tensor) and has_trees(
-        output if isinstance(output, tuple) else (output,)
-    ):
+    if not isinstance(output, torch.Tensor) and has_trees(as_tuple(output)):
         rules.packs = True
         if versions != substrate.versions(operands):
             raise overwritten(rules.__name__)

@@ -79,7 +79,7 @@ def split_class(rules: Rules) -> Any:
 def set_up_split(call: Call, ctx: Any, operands: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
     """Save what the rules need at this level, and the inputs if a residual may need them."""
     kinds = {"input": operands, "output": outputs, "residual": outputs[call.count :]}
-    tensors = [kinds[ref.kind][ref.index] for ref in call.refs()]
+    tensors = [kinds[ref.kind][ref.index] for ref in call.refs]
     level = substrate.level_depth() + ctx._fx_lowered
     ctx._fx_kept = None
     plain = ctx._fx_plain or not (ctx._fx_lowered or substrate.transforms_active())
@@ -128,7 +128,7 @@ def kept_operands(rules: Rules, ctx: Any) -> tuple[Any, ...]:
             f"backward, and forward has overwritten its input. Save only inputs and outputs, or do "
             f"not change the input in place."
         )
-    tensors = iter(ctx.saved_tensors[len(call.refs()) :])
+    tensors = iter(ctx.saved_tensors[len(call.refs) :])
     return tuple([next(tensors) if x is _TENSOR else x for x in ctx._fx_kept])
 
 

@@ -23,7 +23,7 @@ from fxforms.interpreters import below_all_levels, grad_level
 
 
 class Like(NamedTuple):
-    """Shape, dtype and device of a tensor, for making zeros like it."""
+    """Shape, dtype and device of a tensor, for making constants like it."""
 
     shape: torch.Size
     dtype: torch.dtype

@@ -15,7 +15,7 @@ import torch
 from fxforms import _substrate as substrate
 from fxforms._tree import map_leaves, map_tensors
 from fxforms.errors import GradientError, describe
-from fxforms.functions.context import RuleContext, attributes_of
+from fxforms.functions.context import RuleContext, as_tuple, attributes_of
 from fxforms.functions.contract import Rules
 from fxforms.functions.once import once_differentiable
 from fxforms.interpreters import VmapInfo, vmap_level
@@ -34,7 +34,7 @@ class Mapping:
 
     def flat_out_dims(self) -> Dims:
         """``out_dims`` as a tuple, also for a single output."""
-        return self.out_dims if isinstance(self.out_dims, tuple) else (self.out_dims,)
+        return as_tuple(self.out_dims)
 
     def run(self, body: Callable[[int], Any]) -> Any:
         """``body(level)`` under a vmap level of this call's batch."""
@@ -94,10 +94,7 @@ def run_forward(rules: Rules, mapping: Mapping, operands: tuple[Any, ...], level
     """The user's ``forward`` on one batch; records ``out_dims`` on ``mapping``."""
     outputs = rules.function.forward(*batch(operands, mapping.in_dims, level))
     single = not isinstance(outputs, tuple)
-    pairs = [
-        unbatch_output(output, mapping, operands, level)
-        for output in ((outputs,) if single else outputs)
-    ]
+    pairs = [unbatch_output(output, mapping, operands, level) for output in as_tuple(outputs)]
     values = tuple([value for value, _ in pairs])
     dims = tuple([dim for _, dim in pairs])
     mapping.out_dims = dims[0] if single else dims
@@ -160,7 +157,7 @@ def run_setup(
     """The user's ``setup_context`` on one batch, its effects carried over to the real ``ctx``."""
     inputs = batch(operands, mapping.in_dims, level)
     single = not isinstance(output, tuple)
-    outputs = batch((output,) if single else output, mapping.flat_out_dims(), level)
+    outputs = batch(as_tuple(output), mapping.flat_out_dims(), level)
     context = RuleContext(ctx.needs_input_grad[1:], ctx._fx_lowered)
     context._fx_plain = plain
     rules.function.setup_context(context, inputs, outputs[0] if single else outputs)

@@ -45,6 +45,7 @@ class Call:
         self.materialize = True
         self.output_likes: tuple[Like | None, ...] = ()
         self.residual_likes: tuple[Like | None, ...] = ()
+        self.refs: list[Ref] = []
         self.samples: list[Call] = []
         self.sample_level = 0
 
@@ -102,6 +103,7 @@ class Call:
         self.attributes = {k: map_tensors(refer, v) for k, v in attributes_of(ctx).items()}
         self.materialize = ctx.materialize_grads
         self.residual_likes = tuple([Like.of(x) for x in residuals])
+        self.refs = self._distinct_refs()
         return (*outputs, *residuals)
 
     def keeps_values(self) -> bool:
@@ -114,7 +116,7 @@ class Call:
         leaves = flatten(self.attributes)[0]
         return not (self.residual_likes or any(isinstance(leaf, Ref) for leaf in leaves))
 
-    def refs(self) -> list[Ref]:
+    def _distinct_refs(self) -> list[Ref]:
         """Every tensor that the rules need, once."""
         found: dict[Ref, None] = {}
         named = [*self.saved, *(self.saved_for_forward or ())]
@@ -127,7 +129,7 @@ class Call:
 
     def restore(self, ctx: Any, forward: bool) -> RuleContext:
         """The user's ``ctx`` at the level of ``ctx``, for a jvp rule if ``forward``."""
-        lookup = dict(zip(self.refs(), ctx.saved_tensors))
+        lookup = dict(zip(self.refs, ctx.saved_tensors))
         return self.build(lookup, ctx.needs_input_grad[1:], forward)
 
     def build(self, lookup: dict[Ref, Any], needs: tuple[bool, ...], forward: bool) -> RuleContext:

@@ -270,8 +270,9 @@ class SplitRules(FunctionRules):
             return super().vmap_rule(info, in_dims, operands)
         output, out_dims = self.source.vmap(info, in_dims[1:], *operands[1:])
         call.single = not isinstance(output, tuple)
-        call.count = 1 if call.single else len(output)
-        return (output,) if call.single else output, (out_dims,) if call.single else out_dims
+        outputs = as_tuple(output)
+        call.count = len(outputs)
+        return outputs, (out_dims,) if call.single else out_dims
 
     def loop_over(
         self, info: VmapInfo, in_dims: tuple[int | None, ...], operands: tuple[Any, ...]
