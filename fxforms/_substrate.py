@@ -109,8 +109,12 @@ def make_function(
 
 
 def versions(operands: tuple[Any, ...]) -> list[int]:
-    """The version counters of the tensors among ``operands``; a change in place raises one."""
-    return [unbatched(x)._version for x in operands if isinstance(x, torch.Tensor)]
+    """The version counters of the tensors among ``operands``; a change in place raises one.
+
+    Tensors made in inference mode have none.
+    """
+    tensors = [unbatched(x) for x in operands if isinstance(x, torch.Tensor)]
+    return [x._version for x in tensors if not x.is_inference()]
 
 
 def autograd_apply(function: Any) -> Any:

@@ -83,7 +83,7 @@ def enter(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
             return bind(rules, operands)
     if needs_split(rules, active, operands):
         return enter_split(rules, operands)
-    versions = substrate.versions(operands) if rules.packs is None else None
+    versions = substrate.versions(operands)
     try:
         output = bind(rules, operands)
     except HiddenResidual:

@@ -82,7 +82,6 @@ class FunctionRules:
         self.packs: bool | None = None if root is None else False
         self.saves_no_residual: bool | None = None
         self.watches = watches
-        self.maps = False
         self.body_is_known = False
         self.closing = closing(
             [function.forward, function.setup_context, self.backward, self.jvp, self.vmap]
@@ -197,16 +196,14 @@ class FunctionRules:
 
         Once that is known of a class, all its batches are looped over.
         """
-        versions = None if self.maps else substrate.versions(operands)
+        versions = substrate.versions(operands)
         try:
-            result = run()
+            return run()
         except RuntimeError as error:
             self.loop_because(error)
             if versions != substrate.versions(operands):
                 raise overwritten(self.__name__) from error
             raise Unmappable from error
-        self.maps = True
-        return result
 
     def loop_because(self, error: RuntimeError) -> None:
         """Loop over batches from now on if ``error`` says that a body cannot be mapped."""

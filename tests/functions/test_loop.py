@@ -258,3 +258,18 @@ def test_random_numbers_in_a_loop(randomness: str) -> None:
     )
     drawn = fxforms.vmap(op.apply, randomness=randomness)(torch.zeros(3, 2))
     assert bool((drawn[0] == drawn[1]).all()) == (randomness == "same")
+
+
+@IGNORED
+def test_a_batch_that_cannot_be_mapped_after_one_that_could() -> None:
+    """What is known of the first batch does not make the second look changed in place."""
+    op = function(
+        "Sometimes",
+        forward=lambda ctx, x, by_value: x * float(x.sum()) if by_value else x * 2,
+        backward=lambda ctx, g: (g, None),
+    )
+    x = vec(4, 3)
+    for _ in range(2):
+        assert_close(fxforms.vmap(lambda x: op.apply(x, False))(x), 2 * x)
+    expected = x * x.sum(1, keepdim=True)
+    assert_close(fxforms.vmap(lambda x: op.apply(x, True))(x), expected)

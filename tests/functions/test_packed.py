@@ -267,3 +267,15 @@ def test_needs_input_grad_of_a_container() -> None:
     fxforms.grad(lambda x: op.apply({"a": x, "b": vec(3)}, vec(3)).sum())(x)
     fxforms.grad(lambda x: op.apply({"a": vec(3), "b": vec(3)}, x).sum())(x)
     assert seen == [(True, False), (False, True)]
+
+
+def test_a_container_after_a_plain_output() -> None:
+    op = function(
+        "Either",
+        forward=lambda ctx, x, named: {"y": 2 * x} if named else 2 * x,
+        backward=lambda ctx, g: (2 * (g["y"] if isinstance(g, dict) else g), None),
+    )
+    x = vec(3)
+    assert_close(fxforms.grad(lambda x: op.apply(x, False).sum())(x), torch.full_like(x, 2))
+    gradient = fxforms.grad(lambda x: op.apply(x, True)["y"].sum())
+    assert_close(gradient(x), torch.full_like(x, 2))
