@@ -148,6 +148,10 @@ def dual_level_open() -> bool:
     return forward_ad._current_level >= 0
 
 
+is_wrapped = _functorch.is_functorch_wrapped_tensor
+unwrapped = _functorch.get_unwrapped
+
+
 def unbatched(tensor: torch.Tensor) -> torch.Tensor:
     """The physical tensor under all vmap levels of ``tensor``."""
     while _functorch.is_batchedtensor(tensor):

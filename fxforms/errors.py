@@ -77,6 +77,14 @@ class MutationError(FxformsError, RuntimeError):
     """A transformed function changed in place a tensor that cannot carry the change."""
 
 
+class TraceError(FxformsError, RuntimeError):
+    """A function under ``jit`` did what cannot be traced."""
+
+
+class CompileWarning(UserWarning):
+    """A traced graph runs uncompiled because the compiler failed."""
+
+
 # NOTE [torch's messages]
 # Some faults only torch's C++ levels see. Their messages are known here by a fragment that no other
 # message holds, and are said again with the name of the function and the way out. A message that is

@@ -1,0 +1,5 @@
+"""Staging: a function traced to a graph, the graph compiled."""
+
+from fxforms.staging.jit import jit
+
+__all__ = ["jit"]

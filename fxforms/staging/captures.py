@@ -1,0 +1,221 @@
+"""What a function reads besides its arguments: captured tensors, and Python values that may change.
+
+Each variable becomes one Python expression, compared with the value it had when the function was
+traced; all of them are compiled to one function, since they are compared at every call.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fxforms._tree import flatten, is_atom
+from fxforms.staging.reads import Read, is_installed, reads_of
+
+_SIMPLE = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size)
+_CONTAINERS = (tuple, list, dict, set, frozenset)
+MAX_LEAVES = 64
+_missing = object()
+
+
+def same(value: object, known: object) -> bool:
+    """True if two plain values are equal and of one type; NaN equals itself."""
+    return value is known or (type(value) is type(known) and value == known)
+
+
+def snapshot(container: Any) -> tuple[Any, ...]:
+    """The contents of a container, comparable: tensors and other objects by identity."""
+    leaves, spec = flatten(container)
+    contents = [x if isinstance(x, _SIMPLE) else id(x) for x in leaves]
+    return (spec, [(type(x), c) for x, c in zip(leaves, contents)])
+
+
+class Captures:
+    """The variables of one function, with the values that they have now.
+
+    Attributes:
+        tensors: the tensors among them.
+        unchanged: True while every variable has its value; may raise where one is gone.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self._names: dict[str, Any] = {"same": same, "snapshot": snapshot, "missing": _missing}
+        self._bound: dict[int, str] = {}
+        self._checks: dict[str, None] = {}
+        self._walked: set[int] = set()
+        self.walk(function)
+        self.settle()
+
+    def settle(self) -> None:
+        """Drop the variables that have another value now: the function itself changed them."""
+        self._checks = {check: None for check in self._checks if self._holds(check)}
+        source = " and ".join(self._checks) or "True"
+        self.unchanged: Callable[[], bool] = eval(f"lambda: {source}", self._names)
+
+    def changed(self) -> list[str]:
+        """What the variables are called that have another value now."""
+        return [check for check in self._checks if not self._holds(check)]
+
+    def _holds(self, check: str) -> bool:
+        try:
+            return bool(eval(check, self._names))
+        except Exception:  # a variable is gone
+            return False
+
+    def _name(self, value: Any) -> str:
+        """A name for ``value`` in the expressions."""
+        if id(value) not in self._bound:
+            name = f"v{len(self._bound)}"
+            self._bound[id(value)] = name
+            self._names[name] = value
+        return self._bound[id(value)]
+
+    def _check(self, text: str) -> None:
+        self._checks[text] = None
+
+    def note(self, text: str, value: Any) -> None:
+        """The variable ``text`` is read and holds ``value``."""
+        if isinstance(value, _SIMPLE):
+            constant = value is None or isinstance(value, bool)
+            check = f"{text} is {value}" if constant else f"same({text}, {self._name(value)})"
+            self._check(check)
+        elif isinstance(value, types.MethodType):
+            self.walk(value)
+        elif isinstance(value, _CONTAINERS) and not is_atom(value):
+            self._note_container(text, value)
+        elif not isinstance(value, types.ModuleType):
+            self._check(f"{text} is {self._name(value)}")
+            self.walk(value)
+
+    def _note_container(self, text: str, value: Any) -> None:
+        leaves = flatten(value)[0]
+        if len(leaves) > MAX_LEAVES:
+            self._check(f"{text} is {self._name(value)}")
+            return
+        self._check(f"snapshot({text}) == {self._name(snapshot(value))}")
+        for leaf in leaves:
+            if not isinstance(leaf, _SIMPLE):
+                self._name(leaf)  # alive, so that its id stays its own
+                self.walk(leaf)
+
+    def walk(self, value: Any) -> None:
+        """Note what ``value`` reads, if it is something that reads."""
+        if id(value) in self._walked:
+            return
+        self._walked.add(id(value))
+        self._name(value)
+        if isinstance(value, torch.Tensor):
+            self.tensors.append(value)
+        elif isinstance(value, torch.nn.Module):
+            self._walk_module(value)
+        elif isinstance(value, functools.partial):
+            for part in (value.func, value.args, value.keywords):
+                self._walk_parts(part)
+        elif isinstance(value, types.MethodType):
+            self.walk(value.__self__)
+            self._walk_function(value.__func__, value.__self__)
+        elif isinstance(value, types.FunctionType):
+            self._walk_function(value, _missing)
+        elif isinstance(value, type):
+            self._walk_class(value)
+        elif callable(value) and not isinstance(value, types.BuiltinFunctionType):
+            self._walk_callable(value)
+
+    def _walk_parts(self, tree: Any) -> None:
+        for leaf in flatten(tree)[0]:
+            self.walk(leaf)
+
+    def _walk_callable(self, value: Any) -> None:
+        """An object with ``__call__``; one of a library is known by what it holds."""
+        call = getattr(type(value), "__call__", None)
+        if isinstance(call, types.FunctionType) and not is_installed(call):
+            self._walk_function(call, value)
+        else:
+            for part in list(getattr(value, "__dict__", {}).values()):
+                if callable(part) or isinstance(part, torch.Tensor):
+                    self.walk(part)
+
+    def _walk_class(self, cls: type) -> None:
+        """The rules of a custom Function."""
+        if issubclass(cls, torch.autograd.Function):
+            for name in ("forward", "setup_context", "backward", "vjp", "jvp", "vmap"):
+                rule = getattr(cls, name, None)
+                if isinstance(rule, types.FunctionType) and not is_installed(rule):
+                    self._walk_function(rule, _missing)
+
+    def _walk_module(self, module: torch.nn.Module) -> None:
+        name = self._name(module)
+        self._check(f"{name}.training is {module.training}")
+        hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
+        self._check(f"len({name}._forward_hooks) + len({name}._forward_pre_hooks) == {hooks}")
+        for part in ("_parameters", "_buffers", "_modules"):
+            table = getattr(module, part)
+            for key, value in table.items():
+                self._check(f"{self._name(table)}.get({key!r}) is {self._name(value)}")
+                if value is not None:
+                    self.walk(value)
+        forward = type(module).forward
+        if isinstance(forward, types.FunctionType):
+            self._walk_function(forward, module)
+
+    def _walk_function(self, function: types.FunctionType, owner: Any) -> None:
+        """The variables that ``function`` reads, with ``owner`` as its first argument if bound."""
+        if is_installed(function):
+            self._walk_installed(function, owner)
+            return
+        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            self._walk_parts(value)
+        for read in reads_of(function):
+            self._follow(function, read, owner)
+
+    def _walk_installed(self, function: types.FunctionType, owner: Any) -> None:
+        """A function of a library: what its closure calls, and its owner's plain attributes."""
+        for cell in function.__closure__ or ():
+            value = getattr(cell, "cell_contents", None)
+            if callable(value) or isinstance(value, torch.Tensor):
+                self.walk(value)
+            elif isinstance(value, tuple):
+                self._walk_parts(value)
+        if isinstance(owner, torch.nn.Module):
+            for read in reads_of(function):
+                if read.kind == "owner":
+                    self._follow(function, read, owner)
+
+    def _follow(self, function: types.FunctionType, read: Read, owner: Any) -> None:
+        """Note the variable of ``read`` and the attributes taken from it."""
+        if read.kind == "owner":
+            if owner is _missing:
+                return
+            text, value = self._name(owner), owner
+        elif read.kind == "cell":
+            cell = read.cell
+            try:
+                text, value = f"{self._name(cell)}.cell_contents", cell.cell_contents
+            except ValueError:  # still empty
+                return
+            self.note(text, value)
+        else:
+            table = function.__globals__
+            if read.name not in table:
+                return
+            text, value = f"{self._name(table)}.get({read.name!r}, missing)", table[read.name]
+            self.note(text, value)
+        self._follow_attributes(text, value, read.attributes)
+
+    def _follow_attributes(self, text: str, value: Any, attributes: tuple[str, ...]) -> None:
+        for attribute in attributes:
+            if isinstance(value, (torch.Tensor, *_SIMPLE)):
+                return
+            covered = isinstance(value, torch.nn.Module)
+            found = getattr(value, attribute, _missing)
+            if found is _missing or isinstance(found, types.BuiltinFunctionType):
+                return
+            text = f"{text}.{attribute}"
+            if not (covered and isinstance(found, (torch.Tensor, torch.nn.Module))):
+                self.note(text, found)
+            value = found

@@ -1,0 +1,45 @@
+"""Cutting a joint graph of outputs and gradients into a forward and a backward part."""
+
+from __future__ import annotations
+
+from functorch.compile import min_cut_rematerialization_partition
+from torch.fx import GraphModule, Node
+
+from fxforms.staging.trace import Traced
+
+
+def inputs_of(graph: GraphModule) -> list[Node]:
+    """The placeholders of ``graph``."""
+    return [node for node in graph.graph.nodes if node.op == "placeholder"]
+
+
+def name_inputs(graph: GraphModule, primals: int, cotangents: int) -> None:
+    """Give the inputs the names by which the partitioner tells cotangents ("tangents") apart."""
+    for index, node in enumerate(inputs_of(graph)):
+        if index < primals or index >= primals + cotangents:
+            name = f"primals_{index + 1}"
+        else:
+            name = f"tangents_{index - primals + 1}"
+        node.target = name
+        node.name = name
+    graph.recompile()
+
+
+def gather_writes(traced: Traced, count: int) -> list[int]:
+    """Move the new values of what is written to behind the first ``count`` outputs."""
+    last = next(iter(reversed(traced.graph.graph.nodes)))
+    outputs = list(last.args[0])
+    cut_off = len(outputs) - len(traced.written)
+    last.args = ((*outputs[:count], *outputs[cut_off:], *outputs[count:cut_off]),)
+    traced.graph.recompile()
+    return traced.written
+
+
+def unused(graph: GraphModule, primals: int, cotangents: int) -> list[bool]:
+    """For each cotangent, whether no gradient depends on it."""
+    return [not node.users for node in inputs_of(graph)[primals : primals + cotangents]]
+
+
+def cut(joint: GraphModule, count: int) -> tuple[GraphModule, GraphModule]:
+    """``joint`` as a forward part of ``count`` outputs and residuals, and a backward part."""
+    return min_cut_rematerialization_partition(joint, None, num_fwd_outputs=count)

@@ -1,0 +1,161 @@
+"""The flat functions that a staged function becomes under each transform, and the cut joint graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from fxforms.staging.cut import cut, gather_writes, name_inputs, unused
+from fxforms.staging.trace import Traced, trace
+from fxforms.transforms import jvp, vjp, vmap
+
+Tensors = tuple[torch.Tensor, ...]
+FlatFunction = Callable[..., Tensors]
+
+
+class Source(Protocol):
+    """What is asked of the program that is transformed."""
+
+    function: FlatFunction | None
+    traced: Traced
+
+    def part(self, name: str, traced: Traced) -> Any:
+        """A program of a part of the joint graph."""
+
+
+def flat(program: Source) -> FlatFunction:
+    """The function of ``program``, or its graph where it has no rules of its own to use."""
+    if program.function is not None:
+        return program.function
+    graph, captured = program.traced.graph, program.traced.captured
+    return lambda *operands: tuple(graph(*operands, *captured))
+
+
+def is_inexact(tensor: torch.Tensor) -> bool:
+    """True for a tensor that has a derivative."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def fill(mask: Sequence[bool], chosen: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    """``others`` with ``chosen`` in the places of ``mask``."""
+    given = iter(chosen)
+    return [next(given) if is_chosen else x for is_chosen, x in zip(mask, others)]
+
+
+def pushforward(program: Source, mask: tuple[bool, ...]) -> FlatFunction:
+    """Outputs, then the tangents of those that have one, from primals and tangents."""
+    function = flat(program)
+
+    def push(*operands: torch.Tensor) -> Tensors:
+        primals, tangents = operands[: len(mask)], operands[len(mask) :]
+        chosen = tuple([x for x, is_chosen in zip(primals, mask) if is_chosen])
+        outputs, moved = jvp(lambda *xs: function(*fill(mask, xs, primals)), chosen, tangents)
+        return (*outputs, *[t for x, t in zip(outputs, moved) if is_inexact(x)])
+
+    return push
+
+
+def mapped(program: Source, info: Any, in_dims: tuple[int | None, ...]) -> FlatFunction:
+    """The function of the whole batch, its outputs batched along dim 0."""
+    return vmap(flat(program), in_dims=in_dims, randomness=info.randomness)
+
+
+def gradients(program: Source, mask: tuple[bool, ...], plain: bool) -> Any:
+    """``(outputs, gradients)`` from the inputs and the cotangents of the inexact outputs.
+
+    ``plain``: as plain autograd takes them, with gradients of captured tensors after those of the
+    inputs in ``mask``. Else as a grad level takes them.
+    """
+    return _plain_gradients(program, mask) if plain else _level_gradients(program, mask)
+
+
+def _level_gradients(program: Source, mask: tuple[bool, ...]) -> Any:
+    function = flat(program)
+
+    def both(primals: Tensors, cotangents: Tensors) -> tuple[Tensors, Tensors]:
+        def inexact(*xs: torch.Tensor) -> tuple[Tensors, Tensors]:
+            outputs = function(*fill(mask, xs, primals))
+            return tuple([x for x in outputs if is_inexact(x)]), outputs
+
+        chosen = [x for x, is_chosen in zip(primals, mask) if is_chosen]
+        _, pull, outputs = vjp(inexact, *chosen, has_aux=True)
+        return outputs, pull(cotangents)
+
+    return both
+
+
+def _plain_gradients(program: Source, mask: tuple[bool, ...]) -> Any:
+    function = flat(program)
+
+    def both(primals: Tensors, cotangents: Tensors) -> tuple[Tensors, Tensors]:
+        with torch.enable_grad():
+            inputs = [_leaf(x) if is_chosen else x for x, is_chosen in zip(primals, mask)]
+            outputs = function(*inputs)
+            wanted = [x for x, is_chosen in zip(inputs, mask) if is_chosen]
+            wanted += [x for x in program.traced.captured if x.requires_grad]
+            pairs = zip([x for x in outputs if is_inexact(x)], cotangents)
+            recorded = [(x, ct) for x, ct in pairs if x.requires_grad]
+            found = torch.autograd.grad(
+                [x for x, _ in recorded],
+                wanted,
+                [ct for _, ct in recorded],
+                create_graph=True,
+                materialize_grads=True,
+            )
+        return outputs, found
+
+    return both
+
+
+def _leaf(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.requires_grad else tensor.detach().requires_grad_()
+
+
+def pullback(program: Source, mask: tuple[bool, ...], plain: bool) -> FlatFunction:
+    """The gradients alone, as a flat function of inputs and cotangents."""
+    both = gradients(program, mask, plain)
+    return lambda *operands: tuple(both(operands[: len(mask)], operands[len(mask) :])[1])
+
+
+class Parts(NamedTuple):
+    """A joint graph of outputs and gradients, cut in two.
+
+    Attributes:
+        forward: gives the outputs, the new values of ``written``, and the residuals.
+        backward: takes the residuals and the cotangents of the inexact outputs.
+        written: the captured tensors that the function changes.
+        differentiable: for each output, whether a gradient depends on it.
+    """
+
+    forward: Any
+    backward: Any
+    written: list[torch.Tensor]
+    differentiable: list[bool]
+
+
+def joint_parts(
+    program: Source, mask: tuple[bool, ...], operands: Sequence[torch.Tensor], plain: bool
+) -> Parts:
+    """Trace outputs and gradients together, and cut where the least is kept."""
+    both = gradients(program, mask, plain)
+    like = [x for x in program.traced.output_examples() if is_inexact(x)]
+    count, inputs = program.traced.outputs, len(mask)
+
+    def joint(*args: torch.Tensor) -> Tensors:
+        outputs, found = both(args[:inputs], args[inputs:])
+        return (*outputs, *found)
+
+    traced = trace(joint, [*operands, *like])
+    name_inputs(traced.graph, inputs, len(like))
+    written = gather_writes(traced, count)
+    idle = iter(unused(traced.graph, inputs, len(like)))
+    differentiable = [is_inexact(x) and not next(idle) for x in program.traced.output_examples()]
+    forward, backward = cut(traced.graph, count + len(written))
+    return Parts(
+        program.part("forward", Traced(forward, traced.captured, count, [])),
+        program.part("backward", Traced(backward, [], 0, [])),
+        [traced.captured[i - inputs - len(like)] for i in written],
+        differentiable,
+    )

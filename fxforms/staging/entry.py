@@ -1,0 +1,136 @@
+"""One signature of a staged function: its program, and how a call of it is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fxforms import _substrate as substrate
+from fxforms._tree import PyTreeSpec, flatten
+from fxforms.functions.inline import tracked
+from fxforms.staging import guards
+from fxforms.staging.captures import Captures
+from fxforms.staging.program import Program
+from fxforms.staging.signature import Call
+
+
+class Outputs:
+    """The structure of what a function returns, and the leaves in it that are no tensors."""
+
+    def __init__(self) -> None:
+        self.spec: PyTreeSpec | None = None
+        self.leaves: list[Any] = []
+
+    def flatten(self, output: Any) -> tuple[torch.Tensor, ...]:
+        """The tensors of ``output``; the first call fixes the structure."""
+        leaves, spec = flatten(output)
+        if self.spec is None:
+            self.spec = spec
+            self.leaves = [None if isinstance(x, torch.Tensor) else x for x in leaves]
+            self.where = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
+            self.single = isinstance(output, torch.Tensor)
+            self.flat = type(output) is tuple and len(self.where) == len(output)
+        return tuple([x for x in leaves if isinstance(x, torch.Tensor)])
+
+    def restore(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """The output with these tensors in it."""
+        if self.single:
+            return tensors[0]
+        if self.flat:
+            return tuple(tensors)
+        leaves = list(self.leaves)
+        for index, tensor in zip(self.where, tensors):
+            leaves[index] = tensor
+        assert self.spec is not None
+        return self.spec.unflatten(leaves)
+
+
+class Entry:
+    """A traced signature.
+
+    Attributes:
+        accepts: True if the tensors of a call, given one by one, and the process are as when this
+            was armed; False where a level or a mode is active.
+        answer: the output for the tensors of a call that was accepted.
+    """
+
+    def __init__(self, program: Program, outputs: Outputs, captures: Captures) -> None:
+        self.program = program
+        self.outputs = outputs
+        self.captures = captures
+        self.accepts: Callable[..., bool] = never
+        self.answer: Callable[[Sequence[torch.Tensor]], Any] = self.run
+        traced = program.traced
+        self.plain = not traced.written and all(i is None for i in traced.returned)
+
+    def still_holds(self) -> bool:
+        """True while no captured variable has changed."""
+        try:
+            return self.captures.unchanged()
+        except Exception:  # one is gone
+            return False
+
+    def arm(self, call: Call, dynamic: bool) -> None:
+        """Let the quick checks answer the next call like this one, in a process like now."""
+        captured = tuple(self.program.traced.captured)
+        everything = [*call.tensors, *captured]
+        sizes = [[None] * x.dim() for x in call.tensors] + [list(x.shape) for x in captured]
+        check = guards.tensor_guard(everything, sizes if dynamic else None)
+        self.accepts = acceptance(check, guards.state_guard(), self.captures, captured)
+        self.answer = self.run
+        if self.plain and not tracked(tuple(everything)):
+            self.answer = untracked(self.program, self.outputs, captured)
+
+    def may_write(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """False if a write would reach two operands, or must be recorded by autograd."""
+        traced = self.program.traced
+        everything = [*tensors, *traced.captured]
+        if tracked(tuple(everything)) and any(i < len(tensors) for i in traced.written):
+            return False
+        memory = [x.untyped_storage()._cdata for x in everything]
+        return all(memory.count(memory[i]) == 1 for i in traced.written)
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """The output for ``tensors``, with no level active."""
+        results = self.program.evaluate(*tensors)
+        return self.outputs.restore(results) if self.plain else self.finish(results, tensors)
+
+    def finish(self, results: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Any:
+        """The output, after what the function changes in place is changed."""
+        traced = self.program.traced
+        targets = [*tensors, *traced.captured]
+        for index, value in zip(traced.written, results[traced.outputs :]):
+            targets[index].copy_(value)
+        values = results[: traced.outputs]
+        same = [x if i is None else targets[i] for x, i in zip(values, traced.returned)]
+        return self.outputs.restore(same)
+
+
+def never(*given: Any) -> bool:
+    """Before an entry is armed."""
+    return False
+
+
+def acceptance(
+    check: Callable[..., bool],
+    state: Callable[[], bool],
+    captures: Captures,
+    captured: tuple[torch.Tensor, ...],
+) -> Callable[..., bool]:
+    """The quick check of an entry, without the parts that it does not need."""
+    unchanged, dual = captures.unchanged, substrate.dual_level_open
+    if captured:
+        return lambda *x: check(*x, *captured) and state() and not dual() and unchanged()
+    return lambda *x: check(*x) and state() and not dual() and unchanged()
+
+
+def untracked(
+    program: Program, outputs: Outputs, captured: tuple[torch.Tensor, ...]
+) -> Callable[[Sequence[torch.Tensor]], Any]:
+    """What answers a call that nothing follows and that changes nothing."""
+    restore = outputs.restore
+    if outputs.single:
+        return lambda tensors: program.executable([*tensors, *captured])[0]
+    return lambda tensors: restore(program.executable([*tensors, *captured]))

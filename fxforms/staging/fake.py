@@ -1,0 +1,89 @@
+"""The one adapter over fake tensors and the tracer that records what runs on them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+)
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx, track_tensor_tree
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+# The tracer changes methods of nn.Module while it runs, so one thread traces at a time.
+tracer_lock = threading.RLock()
+
+# What a fake tensor raises where a value would have to be known.
+VALUE_ERRORS = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    GuardOnDataDependentSymNode,
+    UnsupportedFakeTensorException,
+)
+
+
+def new_mode(dynamic: bool = False) -> FakeTensorMode:
+    """A mode under which tensors have everything but values; real tensors may enter."""
+    shapes = ShapeEnv() if dynamic else None
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes)
+
+
+def fake_like(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    """A fake leaf like ``tensor``, of whatever level; its sizes are symbols in a dynamic mode."""
+    if mode.shape_env is None:
+        with mode:
+            made = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+            )
+    else:
+        context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.dim())
+        made = mode.from_tensor(tensor.detach(), symbolic_context=context)
+    return made.requires_grad_(tensor.requires_grad)
+
+
+def is_fake(value: object) -> bool:
+    """True for a fake tensor."""
+    return isinstance(value, FakeTensor)
+
+
+def record(
+    function: Callable[..., Any], fakes: Sequence[torch.Tensor], decompositions: Any = None
+) -> GraphModule:
+    """The ATen operators that ``function`` runs on ``fakes``, as a graph."""
+    mode = detect_fake_mode(fakes) or new_mode()
+    with mode, enable_python_dispatcher():
+        return make_fx(function, decomposition_table=decompositions)(*fakes)
+
+
+def modes_active() -> bool:
+    """True where a tracer, or any other dispatch mode, sees what runs."""
+    return bool(_get_current_dispatch_mode_stack())
+
+
+def new_input(mode: FakeTensorMode, tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """A further input of the graph that is being recorded, for a real ``tensor``."""
+    made: torch.Tensor = mode.from_tensor(tensor, static_shapes=True)
+    recorder = get_proxy_mode()
+    assert recorder is not None
+    graph = recorder.tracer.graph
+    last = [node for node in graph.nodes if node.op == "placeholder"][-1:]
+    with graph.inserting_after(last[0]) if last else graph.inserting_before():
+        proxy = recorder.tracer.create_proxy("placeholder", name, (), {})
+    track_tensor_tree(made, proxy, constant=None, tracer=recorder.tracer)
+    return made

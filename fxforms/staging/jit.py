@@ -1,0 +1,260 @@
+"""``jit``: a function traced once a signature and compiled."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from fxforms import _substrate as substrate
+from fxforms.errors import ArgumentError, name_of
+from fxforms.staging import compiler, fake
+from fxforms.staging.captures import Captures
+from fxforms.staging.entry import Entry, Outputs, never
+from fxforms.staging.program import Program
+from fxforms.staging.signature import Call, is_plain, key_of, put_together, take_apart
+from fxforms.staging.watch import CapturedTraced
+
+MAX_ENTRIES = 256
+MAX_VARIANTS = 8
+_START: dict[tuple[str, str], Callable[[Any], None]] = {
+    ("inductor", "background"): compiler.compile_soon,
+    ("inductor", "wait"): compiler.compile_now,
+    ("eager", "background"): compiler.leave_as_graph,
+    ("eager", "wait"): compiler.leave_as_graph,
+}
+_compiling = torch.compiler.is_dynamo_compiling
+_outside_graph: Callable[[Any], Any] = torch.compiler.disable
+
+
+class CacheInfo(NamedTuple):
+    """How a jitted function's calls were answered.
+
+    Attributes:
+        hits: calls answered by a graph that was there.
+        misses: calls that traced.
+        size: graphs kept.
+        bound: graphs kept at most.
+    """
+
+    hits: int
+    misses: int
+    size: int
+    bound: int
+
+
+class Jitted:
+    """A function that is traced once a signature and then run compiled."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        argnums: frozenset[int],
+        argnames: frozenset[str],
+        dynamic: bool,
+        start: Callable[[Any], None],
+    ) -> None:
+        functools.update_wrapper(self, function, updated=())
+        self._function = function
+        self._argnums, self._argnames = argnums, argnames
+        self._dynamic = dynamic
+        self._start = start
+        self._lock = threading.RLock()
+        self.clear_cache()
+
+    def clear_cache(self) -> None:
+        """Forget every traced signature."""
+        with self._lock:
+            self._entries: OrderedDict[Any, list[Entry]] = OrderedDict()
+            self._hits = self._misses = 0
+            self._forget()
+
+    def _forget(self) -> None:
+        """Let no signature be answered quickly."""
+        self._last: tuple[int, Callable[..., bool], Callable[..., Any]] = (-1, never, never)
+        self._last_entry: tuple[Any, Entry] | None = None
+
+    def cache_info(self) -> CacheInfo:
+        """Hits, misses, and how many graphs are kept of how many at most.
+
+        Calls that the quick check answers are not counted one by one.
+        """
+        size = sum(map(len, self._entries.values()))
+        return CacheInfo(self._hits, self._misses, size, MAX_ENTRIES)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """As a method: bound to its object, which is then static."""
+        return self if instance is None else functools.partial(self, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function at these arguments."""
+        count, accepts, run = self._last
+        if len(args) == count and not kwargs:
+            try:
+                accepted = accepts(*args)
+            except Exception:  # no tensor among the arguments, or a captured variable is gone
+                accepted = False
+            if accepted:
+                return run(args)
+        return self._call(args, kwargs)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that the quick check does not answer."""
+        if _compiling():
+            return _outside_graph(self._function)(*args, **kwargs)
+        if fake.modes_active():  # another tracer, which sees through
+            return self._function(*args, **kwargs)
+        call = take_apart(args, kwargs, self._argnums, self._argnames)
+        entry = self._recent(call)
+        if entry is not None:
+            return entry.answer(call.tensors)
+        if not all(map(is_plain, call.tensors)) or carries_tangent(call.tensors):
+            return self._function(*args, **kwargs)
+        try:
+            entry = self._entry(call)
+        except CapturedTraced:
+            return self._function(*args, **kwargs)
+        if substrate.transforms_active():
+            return self._under_levels(entry, call, args, kwargs)
+        if entry.program.traced.written and not entry.may_write(call.tensors):
+            return self._function(*args, **kwargs)
+        entry.arm(call, self._dynamic)
+        self._remember(entry, call, len(args), bool(kwargs))
+        return entry.answer(call.tensors)
+
+    def _under_levels(
+        self, entry: Entry, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A call inside a transform: an instance of the operator.
+
+        What changes tensors in place runs as it is, so that each level sees the change.
+        """
+        if entry.program.traced.written:
+            return self._function(*args, **kwargs)
+        return entry.finish(entry.program.bind(*call.tensors), call.tensors)
+
+    def _recent(self, call: Call) -> Entry | None:
+        """The entry of the last call, if it serves this one too."""
+        last = self._last_entry
+        if last is None or last[0] != call[1:]:
+            return None
+        try:
+            return last[1] if last[1].accepts(*call.tensors) else None
+        except Exception:  # a captured variable is gone
+            return None
+
+    def _remember(self, entry: Entry, call: Call, count: int, named: bool) -> None:
+        """Let the next call like this one be answered quickly."""
+        self._last_entry = (call[1:], entry)
+        if not named and count == len(call.tensors) == len(call.where) and not call.fixed:
+            self._last = (count, entry.accepts, entry.answer)
+
+    def _entry(self, call: Call) -> Entry:
+        """The graph for this signature, traced now if there is none."""
+        key = key_of(self._function, call)
+        with self._lock:
+            known = self._entries.setdefault(key, [])
+            self._entries.move_to_end(key)
+            for entry in known:
+                if entry.still_holds():
+                    self._hits += 1
+                    return entry
+            try:
+                entry = self._trace(call)
+            except BaseException:
+                if not known:
+                    del self._entries[key]
+                raise
+            self._misses += 1
+            del known[: -MAX_VARIANTS + 1]
+            known.append(entry)
+            while len(self._entries) > MAX_ENTRIES:
+                self._entries.popitem(last=False)
+            return entry
+
+    def _trace(self, call: Call) -> Entry:
+        captures = Captures(self._function)
+        if substrate.transforms_active() and any(map(substrate.is_wrapped, captures.tensors)):
+            raise CapturedTraced
+        outputs = Outputs()
+
+        def flat(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            args, kwargs = put_together(call, tensors, self._argnums, self._argnames)
+            return outputs.flatten(self._function(*args, **kwargs))
+
+        name = name_of(self._function)
+        program = Program.of(name, flat, call.tensors, self._start, self._dynamic)
+        captures.settle()
+        return Entry(program, outputs, captures)
+
+
+def carries_tangent(tensors: Sequence[torch.Tensor]) -> bool:
+    """True if plain forward mode (``torch.autograd.forward_ad``) follows one of ``tensors``."""
+    if substrate.transforms_active() or not substrate.dual_level_open():
+        return False
+    return any(substrate.tangent_of(x) is not None for x in tensors)
+
+
+def jit(
+    func: Callable[..., Any] | None = None,
+    *,
+    static_argnums: int | Iterable[int] = (),
+    static_argnames: str | Iterable[str] = (),
+    dynamic: bool = False,
+    backend: str = "inductor",
+    compile: str = "background",
+) -> Any:
+    """``func`` traced once for each signature of its arguments, and compiled.
+
+    The first call with new shapes, dtypes or static values traces ``func`` on tensors that have no
+    values, with all transforms inside of it, and answers from the traced graph; the compiled code
+    takes over when it is ready. A later call costs a check of the signature and the compiled code.
+
+    Tensors that ``func`` captures stay references: a change of theirs in place is seen. A captured
+    Python value that changes makes the next call trace again.
+
+    Args:
+        func: takes and returns pytrees. Left out, ``jit`` is a decorator with arguments.
+        static_argnums: positions of arguments that are Python values for the whole trace. Leaves
+            that are no tensors are static wherever they stand.
+        static_argnames: the same for keyword arguments.
+        dynamic: trace once for all sizes; else once for each.
+        backend: ``"inductor"`` compiles; ``"eager"`` runs the traced graph.
+        compile: ``"background"``, or ``"wait"`` for the compiled code before the first answer.
+
+    Returns:
+        A function of the same arguments, with ``cache_info()`` and ``clear_cache()``. It may be
+        called under any transform, which is then taken of ``func`` and staged as well.
+
+    Raises:
+        ArgumentError: an option is unknown, or an argument is neither tensor nor hashable.
+        TraceError: ``func`` asks for the value of a traced tensor.
+
+    Example:
+        >>> import torch, fxforms
+        >>> slope = fxforms.jit(fxforms.grad(lambda x: (x**3).sum()))
+        >>> slope(torch.tensor([1.0, 2.0]))
+        tensor([ 3., 12.])
+    """
+    if func is None:
+        return functools.partial(
+            jit,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+            dynamic=dynamic,
+            backend=backend,
+            compile=compile,
+        )
+    if (backend, compile) not in _START:
+        raise ArgumentError(
+            f"jit of {name_of(func)}: backend={backend!r}, compile={compile!r}. The backends are "
+            f"'inductor' and 'eager'; compile is 'background' or 'wait'."
+        )
+    argnums = (static_argnums,) if isinstance(static_argnums, int) else static_argnums
+    argnames = (static_argnames,) if isinstance(static_argnames, str) else static_argnames
+    start = _START[backend, compile]
+    return Jitted(func, frozenset(argnums), frozenset(argnames), dynamic, start)

@@ -1,0 +1,52 @@
+"""Captured tensors become inputs of a graph at the moment an operator meets them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fxforms._tree import map_tensors
+from fxforms.staging import fake
+
+_FRESH = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
+
+
+class Lift(TorchDispatchMode):
+    """Puts a fake input of the graph in the place of each real tensor that an operator is given.
+
+    So a real tensor is a reference, never a constant, and is not written to. What
+    ``torch.tensor([...])`` makes inside the function is a constant.
+
+    Attributes:
+        captured: the real tensors met so far.
+    """
+
+    def __init__(self, mode: Any) -> None:
+        super().__init__()
+        self.captured: list[torch.Tensor] = []
+        self._mode = mode
+        self._inputs: dict[int, torch.Tensor] = {}
+
+    def input_for(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The fake input that stands for ``tensor``; a fake tensor stands for itself."""
+        if fake.is_fake(tensor):
+            return tensor
+        if id(tensor) not in self._inputs:
+            name = f"captured_{len(self.captured)}"
+            self.captured.append(tensor)
+            self._inputs[id(tensor)] = fake.new_input(self._mode, tensor, name)
+        return self._inputs[id(tensor)]
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func not in _FRESH:
+            args, kwargs = map_tensors(self.input_for, (args, kwargs or {}))
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,111 @@
+"""The autograd nodes of a staged function: one at a level, or one of plain autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fxforms import _substrate as substrate
+from fxforms.functions.inline import tracked
+from fxforms.functions.single_level import apply_single_level
+from fxforms.interpreters import current_interpreter
+from fxforms.interpreters.grad import GradInterpreter
+from fxforms.staging.derivatives import fill, is_inexact
+
+Tensors = tuple[torch.Tensor, ...]
+_VMAP = int(substrate.TransformType.Vmap)
+
+
+def follows(program: Any, tensors: Sequence[torch.Tensor]) -> bool:
+    """True if a level now active differentiates, or plain autograd records ``tensors``."""
+    levels = substrate.level_transforms() if substrate.transforms_active() else []
+    return any(x != _VMAP for x in levels) or tracked((*tensors, *program.traced.captured))
+
+
+def apply_plain(program: Any, operands: Tensors) -> Tensors:
+    """Run ``program`` and record it in the graph of plain autograd."""
+    result: Tensors = PlainNode.apply(program, len(operands), *operands, *program.traced.captured)
+    return result
+
+
+def apply_at_level(program: Any, operands: Tensors) -> Tensors:
+    """Run ``program`` and record it at the grad level on top."""
+    result: Tensors = apply_single_level(LevelNode, (program, *operands))
+    return result
+
+
+class PlainNode(torch.autograd.Function):
+    """A staged function in the graph of plain autograd; captured tensors are inputs of it."""
+
+    @staticmethod
+    def forward(ctx: Any, program: Any, count: int, *tensors: torch.Tensor) -> Tensors:
+        """``tensors``: the operands, ``count`` of them, then the captured ones."""
+        needs = ctx.needs_input_grad[2:]
+        ctx.program, ctx.count, ctx.wanted = program, count, needs[count:]
+        ctx.mask = needs[:count]
+        ctx.parts = parts = program.parts(ctx.mask, tensors[:count], True)
+        results = parts.forward.bind(*tensors[:count])
+        outputs = results[: program.traced.outputs]
+        rest = results[len(outputs) :]
+        written = [rest[i] for i in program.order_of_writes(parts.written)]
+        ctx.save_for_backward(*tensors[:count], *rest[len(written) :])
+        constant = [x for x, moves in zip(outputs, parts.differentiable) if not moves]
+        ctx.mark_non_differentiable(*constant, *written)
+        return (*outputs, *written)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
+        """Gradients of the operands and of the captured tensors."""
+        saved = ctx.saved_tensors
+        operands, residuals = saved[: ctx.count], saved[ctx.count :]
+        given = inexact(ctx.program, cotangents)
+        if follows(ctx.program, (*operands, *given)):
+            found = ctx.program.pullback(ctx.mask, operands, given, True)
+        else:
+            found = ctx.parts.backward.bind(*residuals, *given)
+        mask = (*ctx.mask, *ctx.wanted)
+        return None, None, *fill(mask, found, [None] * len(mask))
+
+
+def _level_forward(ctx: Any, program: Any, *operands: torch.Tensor) -> Tensors:
+    interpreter = current_interpreter()
+    assert isinstance(interpreter, GradInterpreter)
+    inner = interpreter.unwrap(operands)
+    ctx.program, ctx.mask, ctx.parts, ctx.residuals = program, ctx.needs_input_grad[1:], None, ()
+    with interpreter.lower():
+        if follows(program, inner):
+            results = program.bind(*inner)
+        else:
+            ctx.parts = program.parts(ctx.mask, inner, False)
+            results = ctx.parts.forward.bind(*inner)
+    count = program.traced.outputs
+    ctx.residuals = results[count:]
+    outputs: Tensors = interpreter.wrap(results[:count], inner, operands)
+    ctx.save_for_backward(*operands)
+    ctx.mark_non_differentiable(*[x for x in outputs if not is_inexact(x)])
+    return outputs
+
+
+def _level_backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
+    operands = ctx.saved_tensors
+    given = inexact(ctx.program, cotangents)
+    if ctx.parts is None or follows(ctx.program, (*operands, *given)):
+        found = ctx.program.pullback(ctx.mask, operands, given, False)
+    else:
+        found = ctx.parts.backward.bind(*ctx.residuals, *given)
+    return None, *fill(ctx.mask, found, [None] * len(ctx.mask))
+
+
+LevelNode = substrate.make_function(
+    "Staged",
+    substrate.SingleLevelFunction,
+    {"forward": _level_forward, "backward": _level_backward},
+)
+
+
+def inexact(program: Any, cotangents: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The cotangents of the outputs that have a derivative."""
+    outputs = program.traced.output_examples()
+    return [ct for x, ct in zip(outputs, cotangents) if is_inexact(x)]

@@ -1,0 +1,172 @@
+"""A staged function: one graph for tensors of one signature, and what each transform makes of it.
+
+NOTE [staged derivatives]
+
+A graph holds what ran, not the rules of the Functions that ran. So no transform is taken of a graph
+that may be differentiated: the *function* is traced again under the transform, where its rules are
+used. Where nothing below differentiates, one joint graph of outputs and gradients is cut in two by
+functorch's min-cut partitioner, and the backward part gets the residuals it chose. Where a lower
+level differentiates too, the backward pass is a staged function of inputs and cotangents that
+computes the forward pass anew, so it has exact derivatives of any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from fxforms.functions.bind import bind
+from fxforms.staging.backends import Executable, interpret
+from fxforms.staging.derivatives import is_inexact, joint_parts, mapped, pullback, pushforward
+from fxforms.staging.nodes import apply_at_level, apply_plain
+from fxforms.staging.trace import Traced, trace
+
+FlatFunction = Callable[..., tuple[torch.Tensor, ...]]
+MAX_DERIVED = 64
+
+
+class Program:
+    """A flat function of tensors, traced; an instance of the operator.
+
+    Attributes:
+        function: the flat function; None for a part of a cut graph, which is not differentiated.
+        traced: its graph.
+        executable: runs the graph, compiled once that is ready.
+    """
+
+    def __init__(
+        self, name: str, function: FlatFunction | None, traced: Traced, start: Callable[..., None]
+    ) -> None:
+        """``start(program)`` has it compiled, at its first run."""
+        self.__name__ = name
+        self.function = function
+        self.traced = traced
+        self._start = start
+        self.compiled_in: float | None = None
+        self._derived: dict[Any, Any] = {}
+        self.executable: Executable = self._run_first
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        function: FlatFunction,
+        examples: Sequence[torch.Tensor],
+        start: Callable[..., None],
+        dynamic: bool = False,
+    ) -> Program:
+        """``function`` traced at the signature of ``examples``."""
+        return cls(name, function, trace(function, examples, dynamic), start)
+
+    @cached_property
+    def interpreted(self) -> Executable:
+        """The graph run operator by operator."""
+        return interpret(self.traced.graph)
+
+    def _run_first(self, operands: list[Any]) -> Sequence[Any]:
+        self.executable = self.interpreted
+        self._start(self)
+        return self.executable(operands)
+
+    def run(self, operands: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """The graph on plain tensors, the captured ones among them; nothing is recorded."""
+        return tuple(self.executable(list(operands)))
+
+    def evaluate(self, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The body with no level active."""
+        everything = (*operands, *self.traced.captured)
+        if self.function is not None and requires_grad(everything):
+            return apply_plain(self, operands)
+        return self.run(everything)
+
+    def bind(self, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The operator, at the level now on top."""
+        result: tuple[torch.Tensor, ...] = bind(self, operands)
+        return result
+
+    def grad_rule(self, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """A node of the top level's graph, with staged forward and backward."""
+        return apply_at_level(self, operands)
+
+    def jvp_rule(
+        self, primals: tuple[torch.Tensor, ...], tangents: tuple[torch.Tensor | None, ...]
+    ) -> tuple[Any, Any]:
+        """One staged function of primals and tangents."""
+        mask = tuple([t is not None for t in tangents])
+        given = [t for t in tangents if t is not None]
+        child = self.derived(("jvp", mask), pushforward(self, mask), (*primals, *given))
+        results = child.bind(*primals, *given)
+        outputs = results[: self.traced.outputs]
+        moving = iter(results[self.traced.outputs :])
+        return outputs, tuple([next(moving) if is_inexact(x) else None for x in outputs])
+
+    def vmap_rule(
+        self, info: Any, in_dims: tuple[int | None, ...], operands: tuple[torch.Tensor, ...]
+    ) -> tuple[Any, Any]:
+        """The staged function of the whole batch."""
+        key = ("vmap", in_dims, info)
+        child = self.derived(key, mapped(self, info, in_dims), operands)
+        return child.bind(*operands), 0
+
+    @property
+    def inputs(self) -> int:
+        """How many tensors the graph takes, the captured ones included."""
+        return sum(node.op == "placeholder" for node in self.traced.graph.graph.nodes)
+
+    def derived(
+        self, key: Any, function: FlatFunction, operands: Sequence[torch.Tensor]
+    ) -> Program:
+        """The program of ``function``, which is ``key`` of this one, for tensors like these."""
+        key = (key, *map(layout, operands))
+        found = self._derived.get(key)
+        if found is None:
+            name = f"{self.__name__}.{key[0][0]}"
+            found = self._keep(key, Program.of(name, function, operands, self._start))
+        return found
+
+    def parts(self, mask: tuple[bool, ...], operands: Sequence[torch.Tensor], plain: bool) -> Any:
+        """Staged forward and backward passes for gradients of the operands in ``mask``."""
+        key = ("parts", mask, plain, *map(layout, operands))
+        found = self._derived.get(key)
+        return self._keep(key, joint_parts(self, mask, operands, plain)) if found is None else found
+
+    def pullback(
+        self,
+        mask: tuple[bool, ...],
+        operands: Sequence[torch.Tensor],
+        cotangents: Sequence[torch.Tensor],
+        plain: bool,
+    ) -> tuple[torch.Tensor, ...]:
+        """Gradients as a function of inputs and cotangents, differentiable again."""
+        everything = (*operands, *cotangents)
+        child = self.derived(("pullback", mask, plain), pullback(self, mask, plain), everything)
+        return child.bind(*everything)
+
+    def order_of_writes(self, written: Sequence[torch.Tensor]) -> list[int]:
+        """Where among ``written`` each captured tensor stands that this program changes."""
+        captured, first = self.traced.captured, self.inputs - len(self.traced.captured)
+        targets = [captured[i - first] for i in self.traced.written]
+        return [next(i for i, x in enumerate(written) if x is target) for target in targets]
+
+    def part(self, name: str, traced: Traced) -> Program:
+        """A part of this program's joint graph."""
+        return Program(f"{self.__name__}.{name}", None, traced, self._start)
+
+    def _keep(self, key: Any, value: Any) -> Any:
+        """``value``, remembered; the oldest is dropped beyond a bound."""
+        while len(self._derived) >= MAX_DERIVED:
+            self._derived.pop(next(iter(self._derived)))
+        return self._derived.setdefault(key, value)
+
+
+def layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What a graph depends on."""
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def requires_grad(tensors: Sequence[torch.Tensor]) -> bool:
+    """True if plain reverse mode follows one of ``tensors``."""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)

@@ -1,0 +1,94 @@
+"""Which variables a function reads, by its bytecode."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import os
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+_PACKAGES = os.path.dirname(os.path.dirname(torch.__file__))
+_INSTALLED = frozenset({"torch", "functorch", "fxforms", "numpy", "optree"}) | (
+    frozenset(sys.stdlib_module_names) - {"__main__"}
+)
+
+
+class Read(NamedTuple):
+    """A variable, and the attributes that are taken from it one after the other.
+
+    Attributes:
+        kind: ``"cell"``, ``"global"``, or ``"owner"`` for the object that a method is bound to.
+        name: the variable's name.
+        attributes: ``("config", "scale")`` for ``name.config.scale``.
+        cell: the closure cell.
+    """
+
+    kind: str
+    name: str
+    attributes: tuple[str, ...]
+    cell: Any = None
+
+
+def is_installed(function: types.FunctionType) -> bool:
+    """True for a function of an installed package, which is taken to be constant."""
+    root = (function.__module__ or "").split(".")[0]
+    return root in _INSTALLED or function.__code__.co_filename.startswith(_PACKAGES)
+
+
+def reads_of(function: types.FunctionType) -> list[Read]:
+    """What ``function`` and the functions written inside of it read from outside."""
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
+    found = []
+    for kind, name, attributes in scan(function.__code__):
+        if kind != "cell":
+            found.append(Read(kind, name, attributes))
+        elif name in cells:
+            found.append(Read("cell", name, attributes, cells[name]))
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def scan(code: types.CodeType) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
+    """The reads in ``code``: kind, name and attributes."""
+    owner = code.co_varnames[0] if code.co_argcount else ""
+    own = list(_scan(code, owner))
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            inside = [x for x in scan(constant) if x[0] != "owner"]
+            own += [("owner", *x[1:]) if x[:2] == ("cell", owner) else x for x in inside]
+    return tuple(dict.fromkeys(own))
+
+
+def _scan(code: types.CodeType, owner: str) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    instructions = list(dis.get_instructions(code))
+    stored = {i.argval for i in instructions if i.opname in ("STORE_ATTR", "STORE_GLOBAL")}
+    for index, instruction in enumerate(instructions):
+        kind = _kind(instruction, owner, code)
+        if kind and instruction.argval not in stored:
+            yield kind, instruction.argval, _attributes(instructions[index + 1 :], stored)
+
+
+def _kind(instruction: dis.Instruction, owner: str, code: types.CodeType) -> str:
+    """Which kind of variable ``instruction`` loads, if it loads one."""
+    if instruction.opname == "LOAD_GLOBAL":
+        return "global"
+    if instruction.argval == owner and instruction.opname in ("LOAD_FAST", "LOAD_DEREF"):
+        return "owner"
+    if instruction.opname in ("LOAD_DEREF", "LOAD_CLASSDEREF"):
+        return "cell" if instruction.argval in code.co_freevars else ""
+    return ""
+
+
+def _attributes(following: list[dis.Instruction], stored: set[Any]) -> tuple[str, ...]:
+    """The attributes taken right after a load, up to one that the code itself sets."""
+    names = []
+    for instruction in following:
+        if instruction.opname not in ("LOAD_ATTR", "LOAD_METHOD") or instruction.argval in stored:
+            break
+        names.append(instruction.argval)
+    return tuple(names)

@@ -1,0 +1,125 @@
+"""The signature of a call: what a traced graph depends on besides the numbers in its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from fxforms._tree import PyTreeSpec, flatten, leaf_paths
+from fxforms.errors import ArgumentError, describe, name_of
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+class Call(NamedTuple):
+    """The arguments of one call, taken apart.
+
+    Attributes:
+        tensors: the tensor leaves.
+        spec: the structure of ``(args, kwargs)``, static arguments replaced by None.
+        where: for each leaf, whether it is a tensor.
+        fixed: the other leaves, then the static arguments.
+    """
+
+    tensors: list[torch.Tensor]
+    spec: PyTreeSpec
+    where: tuple[bool, ...]
+    fixed: tuple[Any, ...]
+
+
+def take_apart(
+    args: tuple[Any, ...], kwargs: dict[str, Any], argnums: frozenset[int], argnames: frozenset[str]
+) -> Call:
+    """The tensors of a call, and the rest."""
+    static: list[Any] = []
+    if argnums or argnames:
+        wanted = {i % len(args) if args else i for i in argnums}
+        static = [x for i, x in enumerate(args) if i in wanted]
+        static += [kwargs[name] for name in sorted(kwargs) if name in argnames]
+        args = tuple([None if i in wanted else x for i, x in enumerate(args)])
+        kwargs = {name: None if name in argnames else x for name, x in kwargs.items()}
+    leaves, spec = flatten((args, kwargs))
+    where = tuple([isinstance(x, torch.Tensor) for x in leaves])
+    tensors = [x for x, is_tensor in zip(leaves, where) if is_tensor]
+    fixed = [x for x, is_tensor in zip(leaves, where) if not is_tensor]
+    return Call(tensors, spec, where, (*fixed, *static))
+
+
+def put_together(
+    call: Call, tensors: Sequence[Any], argnums: frozenset[int], argnames: frozenset[str]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of ``call`` with ``tensors`` in place of its own."""
+    moving, fixed = iter(tensors), iter(call.fixed)
+    leaves = [next(moving) if is_tensor else next(fixed) for is_tensor in call.where]
+    args, kwargs = call.spec.unflatten(leaves)
+    if argnums or argnames:
+        wanted = {i % len(args) if args else i for i in argnums}
+        args = tuple([next(fixed) if i in wanted else x for i, x in enumerate(args)])
+        kwargs = kwargs | {name: next(fixed) for name in sorted(kwargs) if name in argnames}
+    return args, kwargs
+
+
+def key_of(func: Callable[..., Any], call: Call) -> tuple[Any, ...]:
+    """A hashable key: equal for two calls that one graph serves.
+
+    Raises:
+        ArgumentError: an argument that is no tensor cannot be hashed.
+    """
+    fixed = tuple([(type(x), x) for x in call.fixed])
+    key = (call.spec, call.where, fixed, tuple(map(meta, call.tensors)), state())
+    try:
+        hash(key)
+    except TypeError:
+        raise unhashable(func, call) from None
+    return key
+
+
+def unhashable(func: Callable[..., Any], call: Call) -> ArgumentError:
+    """The error for the first argument without a hash."""
+    positions = [i for i, is_tensor in enumerate(call.where) if not is_tensor]
+    paths = leaf_paths(call.spec.unflatten(list(range(len(call.where)))), "arguments")
+    for index, value in enumerate(call.fixed):
+        try:
+            hash(value)
+        except TypeError:
+            where = paths[positions[index]] if index < len(positions) else "a static argument"
+            return ArgumentError(
+                f"jit of {name_of(func)}: {where} is {describe(value)}, which is neither a tensor "
+                f"nor hashable, so a graph cannot be kept for it. Pass a tensor (torch.as_tensor), "
+                f"or a value with a hash, such as a tuple."
+            )
+    return ArgumentError(f"jit of {name_of(func)}: the structure of the arguments has no hash.")
+
+
+def meta(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What a graph depends on of one tensor."""
+    return (
+        type(tensor),
+        tensor.dtype,
+        tensor.shape,
+        tensor.stride(),
+        tensor.device,
+        tensor.requires_grad,
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
+
+
+def state() -> tuple[Any, ...]:
+    """What a graph depends on of the process."""
+    kinds = ("cpu", "cuda")
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        tuple([torch.is_autocast_enabled(k) and torch.get_autocast_dtype(k) for k in kinds]),
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        torch.are_deterministic_algorithms_enabled(),
+    )
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """False for what a graph is not traced for: a subclass, or another layout than strided."""
+    return type(tensor) in _PLAIN and tensor.layout is torch.strided

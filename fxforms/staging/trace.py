@@ -1,0 +1,145 @@
+"""Tracing: a flat function of tensors as a functional graph of ATen operators."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxforms import _substrate as substrate
+from fxforms.errors import name_of
+from fxforms.interpreters import below_all_levels, vmap_level
+from fxforms.staging import fake
+from fxforms.staging.lift import Lift
+from fxforms.staging.watch import TraceWatch, value_error
+
+_aten = torch.ops.aten
+
+
+@dataclass
+class Traced:
+    """A graph and what its caller must know of it.
+
+    Attributes:
+        graph: takes the tensors of the call, then ``captured``; returns the outputs, then the new
+            values of what ``written`` names.
+        captured: tensors the function reads that are not its arguments; references, not copies.
+        outputs: how many outputs the function has.
+        returned: for each output the index of the operand that it is, None where it is a new one.
+        written: the indices of the operands that the function changed in place.
+    """
+
+    graph: GraphModule
+    captured: list[torch.Tensor]
+    outputs: int
+    returned: list[int | None]
+    written: list[int] = field(default_factory=list)
+
+    def output_examples(self) -> list[torch.Tensor]:
+        """The fake outputs, without the new values of what is written."""
+        last = next(iter(reversed(self.graph.graph.nodes)))
+        return [node.meta["val"] for node in last.args[0][: self.outputs]]
+
+
+def trace(
+    function: Callable[..., tuple[torch.Tensor, ...]],
+    examples: Sequence[torch.Tensor],
+    dynamic: bool = False,
+) -> Traced:
+    """``function`` traced on fake tensors like ``examples``; nothing of it runs on real ones.
+
+    Raises:
+        TraceError: it needs a value that a traced tensor does not have.
+    """
+    depth = substrate.level_depth()
+    mode = fake.new_mode(dynamic)
+    returned: list[int | None] = []
+    lift = Lift(mode)
+
+    def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with lift, stand_in_levels(depth), TraceWatch(depth):
+            outputs = function(*tensors)
+        returned.extend([position(out, tensors) for out in outputs])
+        outputs = tuple([out.detach() if out.requires_grad else out for out in outputs])
+        return tuple(map(lift.input_for, outputs))
+
+    with below_all_levels(), fake.tracer_lock, outside_inference_mode():
+        fakes = [fake.fake_like(mode, x) for x in examples]
+        try:
+            graph = fake.record(run, fakes)
+        except fake.VALUE_ERRORS as error:
+            raise value_error(error, name_of(function)) from error
+        if any(is_mutable(node) for node in graph.graph.nodes):
+            graph = functionalized(graph)
+        written = take_writes(graph)
+    sweep(graph)
+    return Traced(graph, lift.captured, len(returned), returned, written)
+
+
+def position(tensor: torch.Tensor, tensors: Sequence[torch.Tensor]) -> int | None:
+    """Where ``tensor`` itself stands among ``tensors``."""
+    return next((i for i, x in enumerate(tensors) if x is tensor), None)
+
+
+@contextlib.contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """Leave inference mode, whose tensors no transform takes; recording stays off."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+@contextlib.contextmanager
+def stand_in_levels(depth: int) -> Iterator[None]:
+    """As many levels as the caller has, so that a tensor of one of those is known by its number."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(depth):
+            stack.enter_context(vmap_level(1, "same"))
+        yield
+
+
+def is_mutable(node: Node) -> bool:
+    """True for an operator that writes to one of its arguments."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+def functionalized(graph: GraphModule) -> GraphModule:
+    """``graph`` without writes but for those to its inputs, which come last."""
+    inputs = [node.meta["val"].detach() for node in graph.graph.nodes if node.op == "placeholder"]
+    return fake.record(torch.func.functionalize(graph, remove="mutations"), inputs)
+
+
+def take_writes(graph: GraphModule) -> list[int]:
+    """Turn the writes to inputs at the end of ``graph`` into outputs; returns which inputs."""
+    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    output = next(iter(reversed(graph.graph.nodes)))
+    values: dict[int, Node] = {}
+    for node in list(graph.graph.nodes):
+        if node.target is _aten.copy_.default and node.args[0] in inputs:
+            values[inputs.index(node.args[0])] = node.args[1]
+            node.replace_all_uses_with(node.args[1])
+            graph.graph.erase_node(node)
+    output.args = ((*output.args[0], *values.values()),)
+    return list(values)
+
+
+_IDLE = {
+    _aten.is_same_size.default,
+    _aten._has_same_storage_numel.default,
+}
+
+
+def sweep(graph: GraphModule) -> None:
+    """Drop what no output needs."""
+    for node in reversed(list(graph.graph.nodes)):
+        if node.target in _IDLE and not node.users:
+            graph.graph.erase_node(node)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()

@@ -1,0 +1,98 @@
+"""What a traced function may not do: ask for a value that is not there, or print it."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+import fxforms
+from fxforms import _substrate as substrate
+from fxforms._tree import leaves
+from fxforms.errors import TraceError, describe
+from fxforms.staging import fake
+
+_T = torch.Tensor
+_LIBRARIES = (os.path.dirname(torch.__file__), os.path.dirname(fxforms.__file__), "<frozen")
+_ASKS: dict[Any, str] = {
+    _T.__bool__: "a Python condition (if, while, and, or, not)",
+    _T.item: "item()",
+    _T.tolist: "tolist()",
+    _T.__int__: "int()",
+    _T.__float__: "float()",
+    _T.__complex__: "complex()",
+    _T.__index__: "an index",
+    _T.__contains__: "the operator in",
+    _T.numpy: "numpy()",
+    _T.__array__: "NumPy",
+}
+_SHOWS = {_T.__repr__, _T.__format__}
+_WAYS_OUT = (
+    "Inside jit a tensor has a shape but no value until the call. Choose between values with "
+    "torch.where, make an argument that decides the program a static one (static_argnums), or "
+    "call fxforms.pure_callback for a part that must run in Python."
+)
+
+
+class CapturedTraced(Exception):
+    """The function uses a tensor of a transform outside of ``jit`` that is not its argument."""
+
+
+class TraceWatch(TorchFunctionMode):
+    """Refuses, by the user's line, what a traced tensor cannot do."""
+
+    def __init__(self, depth: int) -> None:
+        """``depth``: how many levels were active at the call of ``jit``."""
+        super().__init__()
+        self.depth = depth
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func in _ASKS and is_traced(args[0]):
+            raise TraceError(
+                f"{user_line()}: {_ASKS[func]} needs the value of {describe(args[0])}. {_WAYS_OUT}"
+            )
+        if func in _SHOWS and is_traced(args[0]):
+            raise TraceError(
+                f"{user_line()}: printing {describe(args[0])}, which has no value while jit traces. "
+                f"Write fxforms.debug.print, which prints at every call."
+            )
+        if self.depth:
+            for x in leaves((args, kwargs)):
+                if isinstance(x, _T) and 0 < substrate.level_of(x) <= self.depth:
+                    raise CapturedTraced
+        return func(*args, **(kwargs or {}))
+
+
+def is_traced(value: Any) -> bool:
+    """True for a tensor without a value, under whatever wrappers."""
+    while substrate.is_wrapped(value):
+        value = substrate.unwrapped(value)
+    return fake.is_fake(value)
+
+
+def user_line() -> str:
+    """File, line and text of the innermost frame that is the user's."""
+    return place(traceback.extract_stack()) or "jit"
+
+
+def place(frames: traceback.StackSummary) -> str:
+    """The innermost of ``frames`` that is not in torch or fxforms."""
+    mine = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    return f"{mine[-1].filename}:{mine[-1].lineno}: {mine[-1].line}" if mine else ""
+
+
+def value_error(error: BaseException, name: str) -> TraceError:
+    """The error for a value that an operator asked for, in the user's terms."""
+    where = place(traceback.extract_tb(error.__traceback__)) or name
+    seen = (str(error) or type(error).__name__).splitlines()[0]
+    return TraceError(f"{where}: a traced tensor has no value to give ({seen}). {_WAYS_OUT}")
