@@ -62,6 +62,11 @@ class Program:
         return cls(name, function, trace(function, examples, dynamic), start)
 
     @cached_property
+    def layouts(self) -> list[tuple[int, ...]]:
+        """The strides of the tensors that the graph takes."""
+        return [x.stride() for x in self.traced.input_examples()]
+
+    @cached_property
     def interpreted(self) -> Executable:
         """The graph run operator by operator."""
         return interpret(self.traced.graph)
@@ -78,7 +83,9 @@ class Program:
     def evaluate(self, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The body with no level active."""
         everything = (*operands, *self.traced.captured)
-        if self.function is not None and requires_grad(everything):
+        if self.function is None:
+            return self.run(tuple(map(laid_out, everything, self.layouts)))
+        if requires_grad(everything):
             return apply_plain(self, operands)
         return self.run(everything)
 
@@ -111,11 +118,6 @@ class Program:
         child = self.derived(key, mapped(self, info, in_dims), operands)
         return child.bind(*operands), 0
 
-    @property
-    def inputs(self) -> int:
-        """How many tensors the graph takes, the captured ones included."""
-        return sum(node.op == "placeholder" for node in self.traced.graph.graph.nodes)
-
     def derived(
         self, key: Any, function: FlatFunction, operands: Sequence[torch.Tensor]
     ) -> Program:
@@ -147,7 +149,8 @@ class Program:
 
     def order_of_writes(self, written: Sequence[torch.Tensor]) -> list[int]:
         """Where among ``written`` each captured tensor stands that this program changes."""
-        captured, first = self.traced.captured, self.inputs - len(self.traced.captured)
+        captured = self.traced.captured
+        first = len(self.traced.input_examples()) - len(captured)
         targets = [captured[i - first] for i in self.traced.written]
         return [next(i for i, x in enumerate(written) if x is target) for target in targets]
 
@@ -165,6 +168,14 @@ class Program:
 def layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     """What a graph depends on."""
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """``tensor`` with these strides; a cotangent may come with others than were traced."""
+    if tensor.stride() == strides:
+        return tensor
+    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(tensor)
 
 
 def requires_grad(tensors: Sequence[torch.Tensor]) -> bool:

@@ -39,6 +39,10 @@ class Traced:
     returned: list[int | None]
     written: list[int] = field(default_factory=list)
 
+    def input_examples(self) -> list[torch.Tensor]:
+        """The fake tensors that the graph was traced on, the captured ones included."""
+        return [node.meta["val"] for node in self.graph.graph.nodes if node.op == "placeholder"]
+
     def output_examples(self) -> list[torch.Tensor]:
         """The fake outputs, without the new values of what is written."""
         last = next(iter(reversed(self.graph.graph.nodes)))
