@@ -1,5 +1,10 @@
 """Composable function transforms for PyTorch in which everything a user defines composes."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from fxforms import errors
 from fxforms.functions import (
     Function,
@@ -30,6 +35,9 @@ from fxforms.transforms import (
     vmap,
 )
 
+if TYPE_CHECKING:
+    from fxforms.staging import jit
+
 __all__ = [
     "Function",
     "UnmappableWarning",
@@ -48,6 +56,7 @@ __all__ = [
     "hvp",
     "jacfwd",
     "jacrev",
+    "jit",
     "jvp",
     "linear_function",
     "linearize",
@@ -57,3 +66,14 @@ __all__ = [
     "vjp",
     "vmap",
 ]
+
+_STAGED = frozenset({"jit"})
+
+
+def __getattr__(name: str) -> Any:
+    """The names of ``fxforms.staging``, at first use: the tracer takes a second to import."""
+    if name not in _STAGED:
+        raise AttributeError(f"module 'fxforms' has no attribute {name!r}")
+    value = getattr(importlib.import_module("fxforms.staging"), name)
+    globals()[name] = value
+    return value

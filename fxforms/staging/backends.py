@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +14,7 @@ from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch.fx import GraphModule
 
 from fxforms.staging import fake
-
-Executable = Callable[[list[Any]], Sequence[Any]]
+from fxforms.staging.trace import Executable
 
 # Random operators keep torch's own stream of numbers (fallback_random).
 _OPTIONS = {"fallback_random": True}
@@ -26,12 +24,6 @@ _lock = threading.Lock()
 def placeholders(graph: GraphModule) -> list[Any]:
     """The fake inputs of ``graph``."""
     return [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
-
-
-def interpret(graph: GraphModule) -> Executable:
-    """``graph`` run operator by operator."""
-    forward = graph.forward
-    return lambda operands: forward(*operands)
 
 
 def compile_graph(graph: GraphModule) -> Executable:
@@ -53,4 +45,5 @@ def direct(compiled: Any) -> Executable:
     """The generated code of ``compiled``, without the bookkeeping around it where it is idle."""
     checked = getattr(compiled, "inputs_to_check", None)
     run = getattr(compiled, "current_callable", None)
-    return compiled if checked or run is None else run
+    chosen: Executable = compiled if checked or run is None else run
+    return chosen

@@ -82,7 +82,7 @@ class Captures:
         """The variable ``text`` is read and holds ``value``."""
         if isinstance(value, _SIMPLE):
             constant = value is None or isinstance(value, bool)
-            check = f"{text} is {value}" if constant else f"same({text}, {self._name(value)})"
+            check = f"{text} is {value!r}" if constant else f"same({text}, {self._name(value)})"
             self._check(check)
         elif isinstance(value, types.MethodType):
             self.walk(value)
@@ -118,7 +118,8 @@ class Captures:
                 self._walk_parts(part)
         elif isinstance(value, types.MethodType):
             self.walk(value.__self__)
-            self._walk_function(value.__func__, value.__self__)
+            function: Any = value.__func__
+            self._walk_function(function, value.__self__)
         elif isinstance(value, types.FunctionType):
             self._walk_function(value, _missing)
         elif isinstance(value, type):
@@ -132,7 +133,7 @@ class Captures:
 
     def _walk_callable(self, value: Any) -> None:
         """An object with ``__call__``; one of a library is known by what it holds."""
-        call = getattr(type(value), "__call__", None)
+        call = type(value).__dict__.get("__call__")
         if isinstance(call, types.FunctionType) and not is_installed(call):
             self._walk_function(call, value)
         else:
@@ -159,7 +160,7 @@ class Captures:
                 self._check(f"{self._name(table)}.get({key!r}) is {self._name(value)}")
                 if value is not None:
                     self.walk(value)
-        forward = type(module).forward
+        forward: Any = type(module).forward
         if isinstance(forward, types.FunctionType):
             self._walk_function(forward, module)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from functorch.compile import min_cut_rematerialization_partition
+from functorch.compile import (  # type: ignore[import-untyped]
+    min_cut_rematerialization_partition,
+)
 from torch.fx import GraphModule, Node
 
 from fxforms.staging.trace import Traced
@@ -42,4 +44,7 @@ def unused(graph: GraphModule, primals: int, cotangents: int) -> list[bool]:
 
 def cut(joint: GraphModule, count: int) -> tuple[GraphModule, GraphModule]:
     """``joint`` as a forward part of ``count`` outputs and residuals, and a backward part."""
-    return min_cut_rematerialization_partition(joint, None, num_fwd_outputs=count)
+    both: tuple[GraphModule, GraphModule] = min_cut_rematerialization_partition(
+        joint, None, num_fwd_outputs=count
+    )
+    return both

@@ -1,4 +1,4 @@
-"""The flat functions that a staged function becomes under each transform, and the cut joint graph."""
+"""The flat functions that a staged function becomes under each transform."""
 
 from __future__ import annotations
 

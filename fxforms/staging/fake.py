@@ -24,7 +24,10 @@ from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
     StatelessSymbolicContext,
 )
+from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+__all__ = ["DispatchMode"]
 
 # The tracer changes methods of nn.Module while it runs, so one thread traces at a time.
 tracer_lock = threading.RLock()
@@ -52,7 +55,7 @@ def fake_like(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
                 tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
             )
     else:
-        context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.dim())
+        context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.dim())
         made = mode.from_tensor(tensor.detach(), symbolic_context=context)
     return made.requires_grad_(tensor.requires_grad)
 

@@ -21,9 +21,9 @@ def tensor_guard(
 
     ``sizes`` has None for a dim of which any size will do; its strides are then free as well.
     """
-    fixed = [list(x.shape) for x in tensors] if sizes is None else [list(dims) for dims in sizes]
-    strides: list[list[int | None]] = [
-        list(x.stride()) if None not in dims else [None] * x.dim() for x, dims in zip(tensors, fixed)
+    fixed: Any = [list(x.shape) for x in tensors] if sizes is None else list(map(list, sizes))
+    strides: Any = [
+        [None] * x.dim() if None in dims else list(x.stride()) for x, dims in zip(tensors, fixed)
     ]
     made: Any = _guards.TensorGuards(
         *tensors, dynamic_dims_sizes=fixed, dynamic_dims_strides=strides

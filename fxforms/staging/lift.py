@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxforms._tree import map_tensors
 from fxforms.staging import fake
@@ -14,7 +13,7 @@ from fxforms.staging import fake
 _FRESH = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 
 
-class Lift(TorchDispatchMode):
+class Lift(fake.DispatchMode):  # type: ignore[no-untyped-call]
     """Puts a fake input of the graph in the place of each real tensor that an operator is given.
 
     So a real tensor is a reference, never a constant, and is not written to. What
@@ -25,7 +24,7 @@ class Lift(TorchDispatchMode):
     """
 
     def __init__(self, mode: Any) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.captured: list[torch.Tensor] = []
         self._mode = mode
         self._inputs: dict[int, torch.Tensor] = {}

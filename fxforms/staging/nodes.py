@@ -26,7 +26,8 @@ def follows(program: Any, tensors: Sequence[torch.Tensor]) -> bool:
 
 def apply_plain(program: Any, operands: Tensors) -> Tensors:
     """Run ``program`` and record it in the graph of plain autograd."""
-    result: Tensors = PlainNode.apply(program, len(operands), *operands, *program.traced.captured)
+    apply: Any = PlainNode.apply
+    result: Tensors = apply(program, len(operands), *operands, *program.traced.captured)
     return result
 
 

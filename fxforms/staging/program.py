@@ -19,10 +19,9 @@ from typing import Any
 import torch
 
 from fxforms.functions.bind import bind
-from fxforms.staging.backends import Executable, interpret
 from fxforms.staging.derivatives import is_inexact, joint_parts, mapped, pullback, pushforward
 from fxforms.staging.nodes import apply_at_level, apply_plain
-from fxforms.staging.trace import Traced, trace
+from fxforms.staging.trace import Executable, Traced, trace
 
 FlatFunction = Callable[..., tuple[torch.Tensor, ...]]
 MAX_DERIVED = 64
@@ -69,7 +68,8 @@ class Program:
     @cached_property
     def interpreted(self) -> Executable:
         """The graph run operator by operator."""
-        return interpret(self.traced.graph)
+        forward = self.traced.graph.forward
+        return lambda operands: forward(*operands)
 
     def _run_first(self, operands: list[Any]) -> Sequence[Any]:
         self.executable = self.interpreted
@@ -127,7 +127,8 @@ class Program:
         if found is None:
             name = f"{self.__name__}.{key[0][0]}"
             found = self._keep(key, Program.of(name, function, operands, self._start))
-        return found
+        program: Program = found
+        return program
 
     def parts(self, mask: tuple[bool, ...], operands: Sequence[torch.Tensor], plain: bool) -> Any:
         """Staged forward and backward passes for gradients of the operands in ``mask``."""

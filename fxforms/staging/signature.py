@@ -53,7 +53,8 @@ def put_together(
     """The arguments of ``call`` with ``tensors`` in place of its own."""
     moving, fixed = iter(tensors), iter(call.fixed)
     leaves = [next(moving) if is_tensor else next(fixed) for is_tensor in call.where]
-    args, kwargs = call.spec.unflatten(leaves)
+    both: Any = call.spec.unflatten(leaves)
+    args, kwargs = both
     if argnums or argnames:
         wanted = {i % len(args) if args else i for i in argnums}
         args = tuple([next(fixed) if i in wanted else x for i, x in enumerate(args)])

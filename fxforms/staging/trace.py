@@ -19,6 +19,8 @@ from fxforms.staging.watch import TraceWatch, value_error
 
 _aten = torch.ops.aten
 
+Executable = Callable[[list[Any]], Sequence[Any]]
+
 
 @dataclass
 class Traced:
@@ -111,7 +113,7 @@ def stand_in_levels(depth: int) -> Iterator[None]:
 def is_mutable(node: Node) -> bool:
     """True for an operator that writes to one of its arguments."""
     target = node.target
-    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+    return bool(getattr(getattr(target, "_schema", None), "is_mutable", False))
 
 
 def functionalized(graph: GraphModule) -> GraphModule:
@@ -134,16 +136,13 @@ def take_writes(graph: GraphModule) -> list[int]:
     return list(values)
 
 
-_IDLE = {
-    _aten.is_same_size.default,
-    _aten._has_same_storage_numel.default,
-}
+_IDLE = {"aten.is_same_size.default", "aten._has_same_storage_numel.default"}
 
 
 def sweep(graph: GraphModule) -> None:
     """Drop what no output needs."""
     for node in reversed(list(graph.graph.nodes)):
-        if node.target in _IDLE and not node.users:
+        if str(node.target) in _IDLE and not node.users:
             graph.graph.erase_node(node)
     graph.graph.eliminate_dead_code()
     graph.recompile()

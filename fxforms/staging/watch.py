@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-import fxforms
 from fxforms import _substrate as substrate
 from fxforms._tree import leaves
 from fxforms.errors import TraceError, describe
 from fxforms.staging import fake
 
 _T = torch.Tensor
-_LIBRARIES = (os.path.dirname(torch.__file__), os.path.dirname(fxforms.__file__), "<frozen")
+_LIBRARIES = (os.path.dirname(torch.__file__), os.path.dirname(substrate.__file__), "<frozen")
 _ASKS: dict[Any, str] = {
     _T.__bool__: "a Python condition (if, while, and, or, not)",
     _T.item: "item()",
@@ -63,8 +62,8 @@ class TraceWatch(TorchFunctionMode):
             )
         if func in _SHOWS and is_traced(args[0]):
             raise TraceError(
-                f"{user_line()}: printing {describe(args[0])}, which has no value while jit traces. "
-                f"Write fxforms.debug.print, which prints at every call."
+                f"{user_line()}: printing {describe(args[0])}, which has no value while jit "
+                f"traces. Write fxforms.debug.print, which prints at every call."
             )
         if self.depth:
             for x in leaves((args, kwargs)):

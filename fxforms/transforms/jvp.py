@@ -24,7 +24,7 @@ from fxforms.transforms._wrapper import eager
 
 def flatten_args(args: Any) -> tuple[list[Any], PyTreeSpec | int]:
     """The leaves of ``args`` and their structure; for a tuple of leaves, its length."""
-    if type(args) is tuple and all([isinstance(x, torch.Tensor) or is_atom(x) for x in args]):
+    if type(args) is tuple and all(isinstance(x, torch.Tensor) or is_atom(x) for x in args):
         return list(args), len(args)
     return flatten(args)
 
