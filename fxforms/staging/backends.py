@@ -8,22 +8,18 @@ from typing import Any
 import torch
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._inductor import config
-from torch._inductor.compile_fx import compile_fx_inner
+from torch._inductor.compile_fx import compile_fx_inner, get_cpp_wrapper_config
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from fxforms.staging import fake
 from fxforms.staging.trace import Executable
 
-# Random operators keep torch's own stream of numbers (fallback_random).
-_OPTIONS = {"fallback_random": True}
+# Random operators keep torch's own stream of numbers. The patterns would make addmm of mm and add,
+# with a kernel more to lay its bias out.
+_OPTIONS = {"fallback_random": True, "pattern_matcher": False}
 _lock = threading.Lock()
-
-
-def placeholders(graph: GraphModule) -> list[Any]:
-    """The fake inputs of ``graph``."""
-    return [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
 
 
 def compile_graph(graph: GraphModule) -> Executable:
@@ -31,19 +27,39 @@ def compile_graph(graph: GraphModule) -> Executable:
 
     Inductor's state is global, so one thread compiles at a time.
     """
-    fakes = placeholders(graph)
-    mode = detect_fake_mode(fakes)
-    with _lock, torch.no_grad(), config.patch(_OPTIONS), tracing(TracingContext(mode)):
+    fakes = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
+    with _lock, torch.no_grad(), tracing(TracingContext(detect_fake_mode(fakes))):
         with fake.tracer_lock:
             lowered = fake.record(graph, fakes, select_decomp_table())
             joint_graph_passes(lowered)
-        compiled: Any = compile_fx_inner(lowered, fakes)
-    return direct(compiled)
+            lowered.graph.eliminate_dead_code()
+        wrapper = wants_cpp_wrapper(lowered)
+        options = _OPTIONS | (get_cpp_wrapper_config() if wrapper else {})
+        with config.patch({**options, "cpp_wrapper": wrapper}):
+            compiled: Any = compile_fx_inner(
+                lowered, fakes, is_inference=True, cpp_wrapper=wrapper
+            )
+    # The rest of ``compiled`` keeps books around the generated code, at the cost of a small call.
+    executable: Executable = compiled.current_callable or compiled
+    return executable
 
 
-def direct(compiled: Any) -> Executable:
-    """The generated code of ``compiled``, without the bookkeeping around it where it is idle."""
-    checked = getattr(compiled, "inputs_to_check", None)
-    run = getattr(compiled, "current_callable", None)
-    chosen: Executable = compiled if checked or run is None else run
-    return chosen
+_LIBRARY_CALLS = {"mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backward"}
+
+
+def wants_cpp_wrapper(graph: GraphModule) -> bool:
+    """True where what calls the kernels is better written in C++ than in Python.
+
+    In Python each call of a kernel or a library costs a microsecond, in C++ the first one does.
+    """
+    calls = [node for node in graph.graph.nodes if node.op == "call_function"]
+    return all(map(_is_builtin, calls)) and any(_name(node) in _LIBRARY_CALLS for node in calls)
+
+
+def _name(node: Node) -> str:
+    return str(getattr(node.target, "_opname", ""))
+
+
+def _is_builtin(node: Node) -> bool:
+    """False for an operator that Python implements."""
+    return getattr(node.target, "namespace", "aten") in ("aten", "prims")

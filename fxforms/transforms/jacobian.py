@@ -36,10 +36,13 @@ def basis(tensors: Sequence[torch.Tensor], start: int, stop: int) -> list[torch.
         parts, offset = [], 0
         for tensor in tensors:
             size = tensor.numel()
-            part = torch.zeros(stop - start, size, dtype=tensor.dtype, device=tensor.device)
             low, high = max(start, offset), min(stop, offset + size)
             if low < high:
-                part[low - start : high - start, low - offset : high - offset].fill_diagonal_(1)
+                part = torch.eye(high - low, dtype=tensor.dtype, device=tensor.device)
+                around = (low - offset, offset + size - high, low - start, stop - high)
+                part = torch.nn.functional.pad(part, around) if any(around) else part
+            else:
+                part = torch.zeros(stop - start, size, dtype=tensor.dtype, device=tensor.device)
             parts.append(part.view(stop - start, *tensor.shape))
             offset += size
     return parts
