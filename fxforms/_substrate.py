@@ -41,6 +41,7 @@ from torch._C import (  # noqa: E402
     _FunctionBase,
     _functorch,
     _is_fwd_grad_enabled,
+    _len_torch_dispatch_stack,
     _set_fwd_grad_enabled,
     _set_grad_enabled,
 )
@@ -92,6 +93,7 @@ _hooks: Any = _autograd
 saved_hooks_message = _hooks._saved_tensors_hooks_get_disabled_error_message
 disable_saved_hooks = _hooks._saved_tensors_hooks_disable
 enable_saved_hooks = _hooks._saved_tensors_hooks_enable
+dispatch_modes = _len_torch_dispatch_stack  # how many record or fake operations
 single_level_allowed = _functorch.get_single_level_autograd_function_allowed
 set_single_level_allowed = _functorch.set_single_level_autograd_function_allowed
 

@@ -8,6 +8,7 @@ import torch
 
 from fxforms import _substrate as substrate
 from fxforms.errors import EscapedTensorError, translate
+from fxforms.functions.opaque import ValueNeeded
 from fxforms.interpreters import Primitive, current_interpreter
 
 
@@ -17,6 +18,8 @@ def bind(primitive: Primitive, operands: tuple[Any, ...]) -> Any:
     if not substrate.transforms_active():
         try:
             return primitive.evaluate(*operands)
+        except ValueNeeded as error:
+            return primitive.staged(error, operands)
         except RuntimeError as error:
             translate(error, f"{primitive.__name__}.apply")
             raise

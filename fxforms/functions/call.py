@@ -21,6 +21,7 @@ from fxforms.functions.context import RuleContext, as_tuple
 from fxforms.functions.faults import no_vmap_rule, overwritten
 from fxforms.functions.inline import one_grad, only_vmaps, run_untracked
 from fxforms.functions.loop import Unmappable
+from fxforms.functions.opaque import ValueNeeded
 from fxforms.functions.packed import Packing, has_trees
 from fxforms.functions.recorded import Call
 from fxforms.functions.rules import FunctionRules
@@ -86,7 +87,9 @@ def enter(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
     versions = substrate.versions(operands)
     try:
         output = bind(rules, operands)
-    except HiddenResidual:
+    except (HiddenResidual, ValueNeeded) as error:
+        if isinstance(error, ValueNeeded) and not rules.combined:
+            raise
         rules.note_residuals()
         return enter_split(rules, operands)
     if not isinstance(output, torch.Tensor) and has_trees(as_tuple(output)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fxforms.errors import GradientError, RuleError
+from fxforms.errors import GradientError, RuleError, TraceError
 from fxforms.functions.signature import Signature
 
 
@@ -30,6 +30,14 @@ def values_of_samples(name: str) -> GradientError:
     return GradientError(
         f"{name} keeps values other than tensors on ctx that differ between the samples of a "
         f"batch, and a second derivative cannot follow them. Save tensors, or give it a vmap rule."
+    )
+
+
+def values_in_graph(name: str) -> TraceError:
+    """The error for a body under ``jit`` that leaves numbers on ``ctx``."""
+    return TraceError(
+        f"{name}.forward leaves numbers or arrays on ctx, and jit cannot trace it, so the graph "
+        f"would hold those of one call for good. Save them as tensors (ctx.save_for_backward)."
     )
 
 

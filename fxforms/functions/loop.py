@@ -12,6 +12,7 @@ from fxforms import _substrate as substrate
 from fxforms._tree import is_atom, map_tensors
 from fxforms.errors import RANDOM, ArgumentError, RuleError
 from fxforms.functions.context import RuleContext, as_tuple, attributes_of
+from fxforms.functions.opaque import ValueNeeded
 from fxforms.interpreters import VmapInfo, current_interpreter
 from fxforms.interpreters.vmap import VmapInterpreter
 
@@ -38,7 +39,7 @@ class UnmappableWarning(UserWarning):
 def is_unmappable(error: RuntimeError) -> bool:
     """True if ``error`` says that a body cannot run on batched tensors."""
     text = str(error)
-    return any(mark in text for mark in _UNMAPPABLE)
+    return isinstance(error, ValueNeeded) or any(mark in text for mark in _UNMAPPABLE)
 
 
 def warn_once(name: str, error: RuntimeError) -> None:
@@ -71,10 +72,11 @@ def loop(
         )
     samples = []
     state = torch.get_rng_state()
+    watched = info.randomness != "different" and not substrate.dispatch_modes()
     for index in range(info.batch_size):
         result = call(*[pick(x, d, index) for x, d in zip(operands, in_dims)])
         samples.append(as_tuple(result))
-        if info.randomness != "different" and not torch.equal(state, torch.get_rng_state()):
+        if watched and not torch.equal(state, torch.get_rng_state()):
             if info.randomness == "error":
                 raise ArgumentError(f"{name}: a random operation in a loop over a batch. {RANDOM}")
             if index + 1 < info.batch_size:

@@ -26,11 +26,13 @@ from fxforms.functions.faults import (
     no_derivative,
     no_vmap_rule,
     overwritten,
+    values_in_graph,
     values_of_samples,
 )
 from fxforms.functions.inline import run_untracked, tracked
 from fxforms.functions.loop import Unmappable, is_unmappable, loop, loop_rule, warn_once
 from fxforms.functions.mapped import Mapping, mapped_class
+from fxforms.functions.opaque import ValueNeeded, opaque_class, stage_rule
 from fxforms.functions.once import (
     DifferentiatedOnce,
     is_once_differentiable,
@@ -118,8 +120,18 @@ class FunctionRules:
         With no level left and nothing that plain autograd follows, the body needs no ``ctx``.
         """
         if not (substrate.transforms_active() or self.combined or tracked(operands)):
-            return run_untracked(self.function.forward, live(operands))
+            try:
+                return run_untracked(self.function.forward, live(operands))
+            except ValueNeeded as error:
+                return self.staged(error, operands)
         return bind(self, operands)
+
+    def staged(self, error: ValueNeeded, operands: tuple[Any, ...]) -> Any:
+        """``forward`` as one call node of the graph that is being traced."""
+        if self.combined:  # the residuals must be outputs of the node: enter splits it
+            raise error
+        staged = FunctionRules(opaque_class(self, error.stage), self.root, watches=False)
+        return staged.evaluate(*live(operands))
 
     def note_residuals(self) -> None:
         """A call has shown that this class hides a residual: split it from here on."""
@@ -221,6 +233,8 @@ class FunctionRules:
             try:
                 return as_tuple(rule(ctx, *args))
             except RuntimeError as error:
+                if isinstance(error, ValueNeeded) and not substrate.transforms_active():
+                    return stage_rule(error.stage, rule, ctx, args)
                 if not substrate.on_vmap_level():
                     raise
                 self.loop_because(error)
@@ -257,6 +271,13 @@ class SplitRules(FunctionRules):
     def __init__(self, source: FunctionRules) -> None:
         super().__init__(split_class(source), source.root, watches=False)
         self.source = source
+
+    def staged(self, error: ValueNeeded, operands: tuple[Any, ...]) -> Any:
+        """``forward`` as one call node; what it leaves on ``ctx`` must be tensors."""
+        outputs = super().staged(error, operands)
+        if operands[0].keeps_values():
+            raise values_in_graph(self.__name__)
+        return outputs
 
     def vmap_rule(
         self, info: VmapInfo, in_dims: tuple[int | None, ...], operands: tuple[Any, ...]

@@ -25,6 +25,9 @@ class Primitive(Protocol):
     def evaluate(self, *operands: Any) -> Any:
         """The body, with no level active, under ordinary autograd."""
 
+    def staged(self, error: Any, operands: tuple[Any, ...]) -> Any:
+        """The body as one call node of a graph, after ``error`` said that it cannot be traced."""
+
     def bind(self, *operands: Any) -> Any:
         """The operator on ``operands``, at the level now on top."""
 

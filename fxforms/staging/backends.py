@@ -36,9 +36,7 @@ def compile_graph(graph: GraphModule) -> Executable:
         wrapper = wants_cpp_wrapper(lowered)
         options = _OPTIONS | (get_cpp_wrapper_config() if wrapper else {})
         with config.patch({**options, "cpp_wrapper": wrapper}):
-            compiled: Any = compile_fx_inner(
-                lowered, fakes, is_inference=True, cpp_wrapper=wrapper
-            )
+            compiled: Any = compile_fx_inner(lowered, fakes, is_inference=True, cpp_wrapper=wrapper)
     # The rest of ``compiled`` keeps books around the generated code, at the cost of a small call.
     executable: Executable = compiled.current_callable or compiled
     return executable

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from fxforms import _substrate as substrate
 from fxforms.staging.cut import cut, gather_writes, name_inputs, unused
 from fxforms.staging.trace import Traced, trace
 from fxforms.transforms import jvp, vjp, vmap
@@ -97,14 +98,12 @@ def _plain_gradients(program: Source, mask: tuple[bool, ...]) -> Any:
             wanted += [x for x in program.traced.captured if x.requires_grad]
             pairs = zip([x for x in outputs if is_inexact(x)], cotangents)
             recorded = [(x, ct) for x, ct in pairs if x.requires_grad]
-            found = torch.autograd.grad(
-                [x for x, _ in recorded],
-                wanted,
-                [ct for _, ct in recorded],
-                create_graph=True,
-                materialize_grads=True,
-            )
-        return outputs, found
+            outs, cts = [x for x, _ in recorded], [ct for _, ct in recorded]
+            found = substrate.run_backward(outs, cts, wanted, True, True) if outs else ()
+        given = found or [None] * len(wanted)
+        return outputs, tuple(
+            [torch.zeros_like(x) if g is None else g for g, x in zip(given, wanted)]
+        )
 
     return both
 
@@ -154,8 +153,8 @@ def joint_parts(
     differentiable = [is_inexact(x) and not next(idle) for x in program.traced.output_examples()]
     forward, backward = cut(traced.graph, count + len(written))
     return Parts(
-        program.part("forward", Traced(forward, traced.captured, count, [])),
-        program.part("backward", Traced(backward, [], 0, [])),
+        program.part("forward", Traced(forward, traced.captured, count, [], [], traced.bodies)),
+        program.part("backward", Traced(backward, [], 0, [], [], traced.bodies)),
         [traced.captured[i - inputs - len(like)] for i in written],
         differentiable,
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
 )
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = ["DispatchMode"]
 
@@ -74,9 +75,11 @@ def record(
         return make_fx(function, decomposition_table=decompositions)(*fakes)
 
 
-def modes_active() -> bool:
-    """True where a tracer, or any other dispatch mode, sees what runs."""
-    return bool(_get_current_dispatch_mode_stack())
+@contextlib.contextmanager
+def outside_modes() -> Iterator[None]:
+    """Run on real tensors in the middle of a trace."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
 
 
 def new_input(mode: FakeTensorMode, tensor: torch.Tensor, name: str) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 
 from fxforms import _substrate as substrate
 from fxforms.errors import ArgumentError, name_of
-from fxforms.staging import compiler, fake
+from fxforms.staging import compiler
 from fxforms.staging.captures import Captures
 from fxforms.staging.entry import Entry, Outputs, never
 from fxforms.staging.program import Program
@@ -106,7 +106,7 @@ class Jitted:
         """A call that the quick check does not answer."""
         if _compiling():
             return _outside_graph(self._function)(*args, **kwargs)
-        if fake.modes_active():  # another tracer, which sees through
+        if substrate.dispatch_modes():  # another tracer, which sees through
             return self._function(*args, **kwargs)
         call = take_apart(args, kwargs, self._argnums, self._argnames)
         entry = self._recent(call)

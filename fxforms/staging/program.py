@@ -89,6 +89,10 @@ class Program:
             return apply_plain(self, operands)
         return self.run(everything)
 
+    def staged(self, error: Any, operands: tuple[Any, ...]) -> Any:
+        """A graph asks for no values."""
+        raise error
+
     def bind(self, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The operator, at the level now on top."""
         result: tuple[torch.Tensor, ...] = bind(self, operands)

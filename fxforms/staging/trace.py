@@ -11,11 +11,10 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxforms import _substrate as substrate
-from fxforms.errors import name_of
 from fxforms.interpreters import below_all_levels, vmap_level
 from fxforms.staging import fake
 from fxforms.staging.lift import Lift
-from fxforms.staging.watch import TraceWatch, value_error
+from fxforms.staging.watch import TraceWatch
 
 _aten = torch.ops.aten
 
@@ -33,6 +32,7 @@ class Traced:
         outputs: how many outputs the function has.
         returned: for each output the index of the operand that it is, None where it is a new one.
         written: the indices of the operands that the function changed in place.
+        bodies: the opaque bodies that the graph calls, which live as long as this.
     """
 
     graph: GraphModule
@@ -40,6 +40,7 @@ class Traced:
     outputs: int
     returned: list[int | None]
     written: list[int] = field(default_factory=list)
+    bodies: list[Any] = field(default_factory=list)
 
     def input_examples(self) -> list[torch.Tensor]:
         """The fake tensors that the graph was traced on, the captured ones included."""
@@ -64,10 +65,10 @@ def trace(
     depth = substrate.level_depth()
     mode = fake.new_mode(dynamic)
     returned: list[int | None] = []
-    lift = Lift(mode)
+    lift, watch = Lift(mode), TraceWatch(depth)
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        with lift, stand_in_levels(depth), TraceWatch(depth):
+        with lift, stand_in_levels(depth), watch:
             outputs = function(*tensors)
         returned.extend([position(out, tensors) for out in outputs])
         outputs = tuple([out.detach() if out.requires_grad else out for out in outputs])
@@ -75,15 +76,12 @@ def trace(
 
     with below_all_levels(), fake.tracer_lock, outside_inference_mode():
         fakes = [fake.fake_like(mode, x) for x in examples]
-        try:
-            graph = fake.record(run, fakes)
-        except fake.VALUE_ERRORS as error:
-            raise value_error(error, name_of(function)) from error
+        graph = fake.record(run, fakes)
         if any(is_mutable(node) for node in graph.graph.nodes):
             graph = functionalized(graph)
         written = take_writes(graph)
     sweep(graph)
-    return Traced(graph, lift.captured, len(returned), returned, written)
+    return Traced(graph, lift.captured, len(returned), returned, written, watch.bodies)
 
 
 def position(tensor: torch.Tensor, tensors: Sequence[torch.Tensor]) -> int | None:

@@ -13,7 +13,9 @@ from torch.overrides import TorchFunctionMode
 from fxforms import _substrate as substrate
 from fxforms._tree import leaves
 from fxforms.errors import TraceError, describe
+from fxforms.functions.opaque import ValueNeeded
 from fxforms.staging import fake
+from fxforms.staging.opaque import Body, stage_call
 
 _T = torch.Tensor
 _LIBRARIES = (os.path.dirname(torch.__file__), os.path.dirname(substrate.__file__), "<frozen")
@@ -26,6 +28,8 @@ _ASKS: dict[Any, str] = {
     _T.__complex__: "complex()",
     _T.__index__: "an index",
     _T.__contains__: "the operator in",
+    _T.data_ptr: "data_ptr()",
+    _T.__dlpack__: "DLPack",
     _T.numpy: "numpy()",
     _T.__array__: "NumPy",
 }
@@ -48,6 +52,13 @@ class TraceWatch(TorchFunctionMode):
         """``depth``: how many levels were active at the call of ``jit``."""
         super().__init__()
         self.depth = depth
+        self.bodies: list[Body] = []
+
+    def stage(self, function: Callable[..., Any], operands: Any) -> Any:
+        """A call node of ``function`` in the graph being traced."""
+        body = Body(function, operands, None)
+        self.bodies.append(body)
+        return stage_call(body)
 
     def __torch_function__(
         self,
@@ -56,9 +67,10 @@ class TraceWatch(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func in _ASKS and is_traced(args[0]):
-            raise TraceError(
-                f"{user_line()}: {_ASKS[func]} needs the value of {describe(args[0])}. {_WAYS_OUT}"
+        if func in _ASKS:
+            raise ValueNeeded(
+                f"{user_line()}: {_ASKS[func]} needs the value of {describe(args[0])}. {_WAYS_OUT}",
+                self.stage,
             )
         if func in _SHOWS and is_traced(args[0]):
             raise TraceError(
@@ -69,7 +81,10 @@ class TraceWatch(TorchFunctionMode):
             for x in leaves((args, kwargs)):
                 if isinstance(x, _T) and 0 < substrate.level_of(x) <= self.depth:
                     raise CapturedTraced
-        return func(*args, **(kwargs or {}))
+        try:
+            return func(*args, **(kwargs or {}))
+        except fake.VALUE_ERRORS as error:
+            raise value_error(error, self.stage) from error
 
 
 def is_traced(value: Any) -> bool:
@@ -90,8 +105,8 @@ def place(frames: traceback.StackSummary) -> str:
     return f"{mine[-1].filename}:{mine[-1].lineno}: {mine[-1].line}" if mine else ""
 
 
-def value_error(error: BaseException, name: str) -> TraceError:
+def value_error(error: BaseException, stage: Callable[..., Any]) -> ValueNeeded:
     """The error for a value that an operator asked for, in the user's terms."""
-    where = place(traceback.extract_tb(error.__traceback__)) or name
     seen = (str(error) or type(error).__name__).splitlines()[0]
-    return TraceError(f"{where}: a traced tensor has no value to give ({seen}). {_WAYS_OUT}")
+    text = f"{user_line()}: a traced tensor has no value to give ({seen}). {_WAYS_OUT}"
+    return ValueNeeded(text, stage)

@@ -1,0 +1,59 @@
+"""A body that a tracer cannot see through becomes one call node of its graph.
+
+The tracer is in a higher room: what it raises where a body asks for the value of a traced tensor
+carries how to make the node, so nothing here knows of it and no other call pays for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fxforms import _substrate as substrate
+from fxforms.errors import TraceError
+from fxforms.functions.context import RuleContext, as_tuple, attributes_of
+from fxforms.functions.contract import Rules
+
+
+class ValueNeeded(TraceError):
+    """A traced tensor was asked for its value.
+
+    Attributes:
+        stage: ``stage(body, operands)`` puts a call of ``body`` into the graph and returns traced
+            outputs; ``operands`` is a pytree, ``body`` takes it as its arguments.
+    """
+
+    def __init__(self, text: str, stage: Callable[..., Any]) -> None:
+        super().__init__(text)
+        self.stage = stage
+
+
+def opaque_class(rules: Rules, stage: Callable[..., Any]) -> Any:
+    """The class of ``rules`` with its forward as one call node; the other rules are its own."""
+    source = rules.function
+
+    def forward(*operands: Any) -> Any:
+        return stage(source.forward, operands)
+
+    methods: dict[str, Any] = {"forward": forward, "setup_context": source.setup_context}
+    if rules.backward is not None:
+        methods["backward"] = rules.backward
+    if rules.jvp is not None:
+        methods["jvp"] = rules.jvp
+    return substrate.make_function(rules.__name__, source.__base__, methods)
+
+
+def stage_rule(
+    stage: Callable[..., Any], rule: Callable[..., Any], ctx: Any, args: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """``rule(ctx, *args)`` as one call node: what it reads of ``ctx`` goes in with ``args``."""
+    lowered, needs = ctx._fx_lowered, tuple(ctx.needs_input_grad)
+
+    def body(saved: Any, attributes: dict[str, Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+        own = RuleContext(needs, lowered)
+        own.to_save = saved
+        vars(own).update(attributes)
+        return as_tuple(rule(own, *args))
+
+    result: tuple[Any, ...] = stage(body, (ctx.saved_tensors, attributes_of(ctx), args))
+    return result

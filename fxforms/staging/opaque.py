@@ -1,0 +1,142 @@
+"""Opaque calls: a Python body as one node of a graph, run anew at every call of the graph.
+
+A body is kept in a table under a number, which is what the graph holds; the graph's owner keeps
+the body alive. What a body returns is known to the tracer by one run of it on made-up numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fxforms._tree import PyTreeSpec, flatten
+from fxforms.errors import TraceError, describe, name_of
+from fxforms.staging import fake
+
+_bodies: weakref.WeakValueDictionary[int, Body] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+
+class Body:
+    """A Python function of tensors, as a graph calls it.
+
+    Attributes:
+        number: its number in the table.
+        likes: fake outputs.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], operands: Any, likes: Sequence[torch.Tensor] | None
+    ) -> None:
+        """``operands``: the pytree that the function takes as its arguments, traced tensors in it.
+
+        ``likes``: outputs to expect, where the function promises them.
+        """
+        self.function = function
+        self.name = getattr(function, "__qualname__", name_of(function))
+        leaves, self._spec = flatten(operands)
+        self.tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+        self._leaves = [None if isinstance(x, torch.Tensor) else x for x in leaves]
+        self._places = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
+        self._out: PyTreeSpec | None = None
+        self._constants: list[Any] = []
+        self.number = next(_numbers)
+        self.likes = list(likes) if likes is not None else self._try(self.tensors)
+        _bodies[self.number] = self
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The function on real tensors; its outputs in memory of their own."""
+        leaves = list(self._leaves)
+        for place, tensor in zip(self._places, tensors):
+            leaves[place] = tensor.detach()
+        arguments: Any = self._spec.unflatten(leaves)
+        with torch.no_grad():
+            outputs, self._out = flatten(self.function(*arguments))
+        self._constants = [None if isinstance(x, torch.Tensor) else x for x in outputs]
+        return [x.detach().clone() for x in outputs if isinstance(x, torch.Tensor)]
+
+    def answer(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """``run``, held to what the graph was traced for."""
+        outputs = self.run(tensors)
+        if [(x.shape, x.dtype) for x in outputs] != [(x.shape, x.dtype) for x in self.likes]:
+            raise TraceError(
+                f"{self.name} returned {', '.join(map(describe, outputs))}, and the "
+                f"graph that calls it was traced for {', '.join(map(describe, self.likes))}. A "
+                f"body under jit must return one shape for one shape."
+            )
+        return outputs
+
+    def rebuild(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """Traced outputs in the structure that the function returns."""
+        given = iter(tensors)
+        leaves = [next(given) if x is None else x for x in self._constants]
+        assert self._out is not None
+        return self._out.unflatten(leaves)
+
+    def _try(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The outputs for made-up numbers, which are looked at for their shapes alone."""
+        failed: Exception | None = None
+        with fake.outside_modes():
+            for make in (_positive, _identity, _zeros):
+                try:
+                    return self.run([make(x) for x in tensors])
+                except Exception as error:
+                    failed = error
+        raise TraceError(
+            f"{self.name} cannot be traced, and a trial run to learn the shapes of "
+            f"what it returns failed ({type(failed).__name__}: {failed}). State them: "
+            f"fxforms.pure_callback(function, result_shape, ...)."
+        ) from failed
+
+
+def _positive(like: torch.Tensor) -> torch.Tensor:
+    """Numbers between 0 and 1 for ``like``, the same at every trial; zeros for integers."""
+    if not (like.is_floating_point() or like.is_complex()):
+        return _zeros(like)
+    numbers = torch.Generator().manual_seed(0)
+    return torch.rand(like.shape, generator=numbers, dtype=like.dtype).to(like.device)
+
+
+def _identity(like: torch.Tensor) -> torch.Tensor:
+    """Identity matrices for what may be meant as matrices."""
+    ones = _zeros(like)
+    if like.dim() >= 2:
+        ones.diagonal(dim1=-2, dim2=-1).fill_(1)
+    return ones
+
+
+def _zeros(like: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+
+
+@torch.library.custom_op("fxforms::opaque_call", mutates_args=())
+def opaque_call(operands: list[torch.Tensor], number: int) -> list[torch.Tensor]:
+    """Run the body of this number."""
+    return _bodies[number].answer(operands)
+
+
+@opaque_call.register_fake
+def _(operands: list[torch.Tensor], number: int) -> list[torch.Tensor]:
+    likes = _bodies[number].likes
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in likes]
+
+
+@opaque_call.register_vmap
+def _(info: Any, in_dims: Any, operands: list[torch.Tensor], number: int) -> Any:
+    """One call a sample."""
+    dims = in_dims[0]
+    samples = [
+        opaque_call([x if d is None else x.select(d, i) for x, d in zip(operands, dims)], number)
+        for i in range(info.batch_size)
+    ]
+    stacked = [torch.stack(outputs) for outputs in zip(*samples)]
+    return stacked, [0] * len(stacked)
+
+
+def stage_call(body: Body) -> Any:
+    """A call of ``body`` in the graph being traced; the traced outputs."""
+    return body.rebuild(opaque_call(body.tensors, body.number))
