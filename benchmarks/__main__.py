@@ -12,13 +12,13 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks import eager, machine, report
+from benchmarks import eager, machine, report, staged
 from benchmarks.eager import custom_functions, transforms
 from benchmarks.growth import growths
 from benchmarks.memory import gain
-from benchmarks.workload import Workload, run
+from benchmarks.workload import Result, Workload, run
 
-SUITES = {"eager": eager.workloads}
+SUITES = {"eager": eager.workloads, "staged": staged.workloads}
 
 
 def parser() -> ArgumentParser:
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     torch.set_num_threads(1)
     description = machine.describe()
-    record, status = options.report(options, Console())
+    record, status = options.report(options, Console(width=150))
     print(report.caption(description))
     if options.json:
         text = json.dumps({"machine": description, **record}, indent=1)
@@ -81,17 +81,23 @@ def time_suite(options: Namespace, console: Console) -> tuple[dict[str, Any], in
     """Time a suite and print its tables."""
     machine.keep_freed_memory()
     workloads = selected(SUITES[options.command](), options.only)
-    results = [run(workload, options.rounds) for workload in progress(workloads)]
+    results = [timed(workload, options.rounds) for workload in progress(workloads)]
     found = growths(results)
     console.print(*report.timing_tables(results), *report.growth_tables(found), sep="\n")
     failures = report.failures(results)
-    print(*failures, report.summary(results), sep="\n")
+    print(*report.refusals(results), *failures, report.summary(results), sep="\n")
     record = {
         "rounds": options.rounds,
         "results": [report.result_record(result) for result in results],
         "growth": [asdict(growth) for growth in found],
     }
     return record, int(bool(failures))
+
+
+def timed(workload: Workload, rounds: int) -> Result:
+    """Run a workload; functions that torch compiled for the one before share no cache with it."""
+    torch.compiler.reset()
+    return run(workload, rounds)
 
 
 def memory(options: Namespace, console: Console) -> tuple[dict[str, Any], int]:

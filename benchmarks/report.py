@@ -1,6 +1,7 @@
 """Results as tables to read and as JSON to keep."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -8,8 +9,7 @@ from rich.table import Table
 
 from benchmarks.growth import Growth
 from benchmarks.memory import Gain
-from benchmarks.timing import Timing
-from benchmarks.workload import Result, Workload
+from benchmarks.workload import Comparison, Result, Workload
 
 WORDS = {True: "[green]yes[/]", False: "[red]no[/]", None: ""}
 
@@ -29,10 +29,11 @@ def timing_tables(results: Sequence[Result]) -> list[Table]:
 
 
 def timing_table(family: str, results: Sequence[Result]) -> Table:
-    """Microseconds of each side, the ratio with its quartiles, the bound, and whether reached."""
+    """Microseconds of each side; a line for each peer with its ratio, quartiles and bound."""
     labels = list(dict.fromkeys(label for result in results for label in result.workload.sides))
     narrow = [label.replace(".", ".\n") for label in labels]
-    table = headed(family, "µs a call", *narrow, "ratio", "quartiles", "bound", "reached")
+    headings = ("against", "ratio", "quartiles", "bound", "reached")
+    table = headed(family, "µs a call", *narrow, *headings)
     for result in results:
         table.add_row(result.workload.name, *timing_cells(result, labels))
     return table
@@ -40,22 +41,33 @@ def timing_table(family: str, results: Sequence[Result]) -> Table:
 
 def timing_cells(result: Result, labels: Sequence[str]) -> list[str]:
     """The row of a result after its name; empty where it failed, as `failures` gives the reason."""
-    timing, quartiles = result.timing, result.ratio_quartiles
-    if timing is None or quartiles is None:
+    if result.timing is None:
         return ["[red]failed[/]"]
-    bound = result.workload.bound
+    lines = [comparison_cells(comparison) for comparison in result.comparisons]
     return [
-        *(microseconds(timing, label) for label in labels),
-        f"{result.ratio:.3f}",
-        f"{quartiles[0]:.3f}-{quartiles[1]:.3f}",
-        "" if bound is None else f"{bound:.2f}",
-        WORDS[result.reached],
+        *(microseconds(result, label) for label in labels),
+        *("\n".join(column) for column in zip(*lines)),
     ]
 
 
-def microseconds(timing: Timing, label: str) -> str:
+def comparison_cells(comparison: Comparison) -> tuple[str, ...]:
+    """The peer, the ratio with its quartiles, the bound, and whether it was reached."""
+    low, high = comparison.quartiles
+    return (
+        comparison.against,
+        f"{comparison.ratio:.3f}",
+        f"{low:.3f}-{high:.3f}",
+        "" if comparison.bound is None else f"{comparison.bound:.2f}",
+        WORDS[comparison.reached],
+    )
+
+
+def microseconds(result: Result, label: str) -> str:
     """The median of a side, empty for a side this workload does not have."""
-    return f"{timing.median(label) * 1e6:.1f}" if label in timing.seconds else ""
+    if label in result.refused:
+        return "refused"
+    timing = result.timing
+    return f"{timing.median(label) * 1e6:.1f}" if timing and label in timing.seconds else ""
 
 
 def failures(results: Sequence[Result]) -> list[str]:
@@ -63,10 +75,20 @@ def failures(results: Sequence[Result]) -> list[str]:
     return [f"{result.workload.title} failed: {result.error}" for result in results if result.error]
 
 
+def refusals(results: Sequence[Result]) -> list[str]:
+    """What each peer said that cannot do the work."""
+    return [
+        f"{result.workload.title}: {label} refused: {reason}"
+        for result in results
+        for label, reason in result.refused.items()
+    ]
+
+
 def summary(results: Sequence[Result]) -> str:
     """How many bounds were reached."""
-    reached = [result.reached for result in results if result.workload.bound is not None]
-    return f"{reached.count(True)} of {len(reached)} bounds reached"
+    reached = [c.reached for result in results for c in result.comparisons]
+    bounds = sum(len(result.workload.bounds) for result in results)
+    return f"{reached.count(True)} of {bounds} bounds reached"
 
 
 def headed(title: str, first: str, *others: str) -> Table:
@@ -112,9 +134,10 @@ def result_record(result: Result) -> dict[str, Any]:
         "name": workload.name,
         "seconds": seconds,
         "calls": None if timing is None else timing.calls,
-        "ratio": result.ratio,
-        "ratio_quartiles": result.ratio_quartiles,
-        "bound": workload.bound,
-        "reached": result.reached,
+        "comparisons": [
+            {**asdict(comparison), "reached": comparison.reached}
+            for comparison in result.comparisons
+        ],
+        "refused": dict(result.refused),
         "error": result.error,
     }

@@ -161,7 +161,8 @@ def tiny_workload(
 ) -> Workload:
     """A transform on five elements, or on three rows of five where a batch is mapped over."""
     x = tiny(3, 5) if name.startswith("vmap") else tiny(5)
-    return Workload(family, name, sides(name, functions, x), bounds.get(name), expected(name, x))
+    held = {TORCH_FUNC: bounds[name]} if name in bounds else {}
+    return Workload(family, name, sides(name, functions, x), held, expected(name, x))
 
 
 def workloads() -> list[Workload]:

@@ -1,0 +1,11 @@
+"""Staged work: fxforms.jit beside jax.jit and torch.compile, one file a family of workloads."""
+
+from benchmarks.staged import custom_functions, depth, derivatives, maml, per_sample, tiny
+from benchmarks.workload import Workload
+
+FAMILIES = (tiny, custom_functions, per_sample, derivatives, maml, depth)
+
+
+def workloads() -> list[Workload]:
+    """All staged workloads, in the order they are shown."""
+    return [workload for family in FAMILIES for workload in family.workloads()]
