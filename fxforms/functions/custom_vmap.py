@@ -15,7 +15,7 @@ from fxforms.errors import RuleError, StructureError, describe, name_of
 from fxforms.functions.bind import bind
 from fxforms.functions.decorators import positional_signature
 from fxforms.functions.packed import Packing
-from fxforms.interpreters import VmapInfo, jvp_level
+from fxforms.interpreters import Primitive, VmapInfo, jvp_level
 
 
 class custom_vmap:
@@ -68,7 +68,7 @@ class custom_vmap:
         return packing.output(bind(self._primitive, (packing, *leaves)))
 
 
-class BatchedBy:
+class BatchedBy(Primitive):
     """The instance of the operator; operand 0 is a Packing."""
 
     def __init__(self, fun: Callable[..., Any]) -> None:

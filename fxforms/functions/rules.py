@@ -32,7 +32,6 @@ from fxforms.functions.faults import (
 from fxforms.functions.inline import run_untracked, tracked
 from fxforms.functions.loop import Unmappable, is_unmappable, loop, loop_rule, warn_once
 from fxforms.functions.mapped import Mapping, mapped_class
-from fxforms.functions.opaque import ValueNeeded, opaque_class, stage_rule
 from fxforms.functions.once import (
     DifferentiatedOnce,
     is_once_differentiable,
@@ -40,6 +39,7 @@ from fxforms.functions.once import (
     run_once,
     undecorated,
 )
+from fxforms.functions.opaque import ValueNeeded, opaque_class, stage_rule
 from fxforms.functions.packed import packed_class
 from fxforms.functions.recorded import Call
 from fxforms.functions.signature import Signature

@@ -27,6 +27,7 @@ class Primitive(Protocol):
 
     def staged(self, error: Any, operands: tuple[Any, ...]) -> Any:
         """The body as one call node of a graph, after ``error`` said that it cannot be traced."""
+        raise error
 
     def bind(self, *operands: Any) -> Any:
         """The operator on ``operands``, at the level now on top."""

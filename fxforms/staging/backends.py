@@ -16,9 +16,16 @@ from torch.fx import GraphModule, Node
 from fxforms.staging import fake
 from fxforms.staging.trace import Executable
 
-# Random operators keep torch's own stream of numbers. The patterns would make addmm of mm and add,
-# with a kernel more to lay its bias out.
-_OPTIONS = {"fallback_random": True, "pattern_matcher": False}
+_OPTIONS = {
+    # Random operators keep torch's own stream of numbers.
+    "fallback_random": True,
+    # The patterns would make addmm of mm and add, with a kernel more to lay its bias out.
+    "pattern_matcher": False,
+    # Else the first compilation of a process compiles four programs to try the instruction set that
+    # the processor's flags tell, and precompiles headers for longer than it compiles the graph.
+    "cpp.vec_isa_ok": True,
+    "cpp_cache_precompile_headers": False,
+}
 _lock = threading.Lock()
 
 

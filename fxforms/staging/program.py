@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from fxforms.functions.bind import bind
+from fxforms.interpreters import Primitive
 from fxforms.staging.derivatives import is_inexact, joint_parts, mapped, pullback, pushforward
 from fxforms.staging.nodes import apply_at_level, apply_plain
 from fxforms.staging.trace import Executable, Traced, trace
@@ -27,7 +28,7 @@ FlatFunction = Callable[..., tuple[torch.Tensor, ...]]
 MAX_DERIVED = 64
 
 
-class Program:
+class Program(Primitive):
     """A flat function of tensors, traced; an instance of the operator.
 
     Attributes:
@@ -88,10 +89,6 @@ class Program:
         if requires_grad(everything):
             return apply_plain(self, operands)
         return self.run(everything)
-
-    def staged(self, error: Any, operands: tuple[Any, ...]) -> Any:
-        """A graph asks for no values."""
-        raise error
 
     def bind(self, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The operator, at the level now on top."""

@@ -13,7 +13,9 @@ from torch.fx import GraphModule, Node
 from fxforms import _substrate as substrate
 from fxforms.interpreters import below_all_levels, vmap_level
 from fxforms.staging import fake
+from fxforms.staging.identity import fold_identities
 from fxforms.staging.lift import Lift
+from fxforms.staging.simplify import drop_zero_tangents
 from fxforms.staging.watch import TraceWatch
 
 _aten = torch.ops.aten
@@ -76,7 +78,7 @@ def trace(
 
     with below_all_levels(), fake.tracer_lock, outside_inference_mode():
         fakes = [fake.fake_like(mode, x) for x in examples]
-        graph = fake.record(run, fakes)
+        graph = fold_identities(drop_zero_tangents(fake.record(run, fakes)))
         if any(is_mutable(node) for node in graph.graph.nodes):
             graph = functionalized(graph)
         written = take_writes(graph)

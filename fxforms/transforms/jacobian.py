@@ -38,7 +38,7 @@ def basis(tensors: Sequence[torch.Tensor], start: int, stop: int) -> list[torch.
             size = tensor.numel()
             low, high = max(start, offset), min(stop, offset + size)
             if low < high:
-                part = torch.eye(high - low, dtype=tensor.dtype, device=tensor.device)
+                part = torch.eye(high - low, high - low, dtype=tensor.dtype, device=tensor.device)
                 around = (low - offset, offset + size - high, low - start, stop - high)
                 part = torch.nn.functional.pad(part, around) if any(around) else part
             else:
