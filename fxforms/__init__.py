@@ -36,7 +36,7 @@ from fxforms.transforms import (
 )
 
 if TYPE_CHECKING:
-    from fxforms.staging import jit
+    from fxforms.staging import jit, pure_callback
 
 __all__ = [
     "Function",
@@ -61,13 +61,14 @@ __all__ = [
     "linear_function",
     "linearize",
     "once_differentiable",
+    "pure_callback",
     "stack_module_state",
     "value_and_grad",
     "vjp",
     "vmap",
 ]
 
-_STAGED = frozenset({"jit"})
+_STAGED = frozenset({"jit", "pure_callback"})
 
 
 def __getattr__(name: str) -> Any:

@@ -27,14 +27,18 @@ def name_inputs(graph: GraphModule, primals: int, cotangents: int) -> None:
     graph.recompile()
 
 
-def gather_writes(traced: Traced, count: int) -> list[int]:
-    """Move the new values of what is written to behind the first ``count`` outputs."""
+def gather_effects(traced: Traced, count: int) -> int:
+    """Move tokens and written values to behind the first ``count`` outputs; returns their number.
+
+    They belong to the forward part.
+    """
     last = next(iter(reversed(traced.graph.graph.nodes)))
     outputs = list(last.args[0])
-    cut_off = len(outputs) - len(traced.written)
+    effects = traced.tokens + len(traced.written)
+    cut_off = len(outputs) - effects
     last.args = ((*outputs[:count], *outputs[cut_off:], *outputs[count:cut_off]),)
     traced.graph.recompile()
-    return traced.written
+    return effects
 
 
 def unused(graph: GraphModule, primals: int, cotangents: int) -> list[bool]:

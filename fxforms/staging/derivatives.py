@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from fxforms import _substrate as substrate
-from fxforms.staging.cut import cut, gather_writes, name_inputs, unused
+from fxforms.staging.cut import cut, gather_effects, name_inputs, unused
 from fxforms.staging.trace import Traced, trace
 from fxforms.transforms import jvp, vjp, vmap
 
@@ -122,7 +122,7 @@ class Parts(NamedTuple):
     """A joint graph of outputs and gradients, cut in two.
 
     Attributes:
-        forward: gives the outputs, the new values of ``written``, and the residuals.
+        forward: gives the outputs, the tokens, the new values of ``written``, and the residuals.
         backward: takes the residuals and the cotangents of the inexact outputs.
         written: the captured tensors that the function changes.
         differentiable: for each output, whether a gradient depends on it.
@@ -130,6 +130,7 @@ class Parts(NamedTuple):
 
     forward: Any
     backward: Any
+    tokens: int
     written: list[torch.Tensor]
     differentiable: list[bool]
 
@@ -148,13 +149,14 @@ def joint_parts(
 
     traced = trace(joint, [*operands, *like])
     name_inputs(traced.graph, inputs, len(like))
-    written = gather_writes(traced, count)
+    effects = gather_effects(traced, count)
     idle = iter(unused(traced.graph, inputs, len(like)))
     differentiable = [is_inexact(x) and not next(idle) for x in program.traced.output_examples()]
-    forward, backward = cut(traced.graph, count + len(written))
+    forward, backward = cut(traced.graph, count + effects)
     return Parts(
-        program.part("forward", Traced(forward, traced.captured, count, [], [], traced.bodies)),
-        program.part("backward", Traced(backward, [], 0, [], [], traced.bodies)),
-        [traced.captured[i - inputs - len(like)] for i in written],
+        program.part("forward", Traced.of_part(forward, traced.captured, traced.bodies)),
+        program.part("backward", Traced.of_part(backward, [], traced.bodies)),
+        traced.tokens,
+        [traced.captured[i - inputs - len(like)] for i in traced.written],
         differentiable,
     )

@@ -39,7 +39,7 @@ class Outputs:
         if self.single:
             return tensors[0]
         if self.flat:
-            return tuple(tensors)
+            return tuple(tensors[: len(self.where)])
         leaves = list(self.leaves)
         for index, tensor in zip(self.where, tensors):
             leaves[index] = tensor
@@ -101,7 +101,7 @@ class Entry:
         """The output, after what the function changes in place is changed."""
         traced = self.program.traced
         targets = [*tensors, *traced.captured]
-        for index, value in zip(traced.written, results[traced.outputs :]):
+        for index, value in zip(traced.written, traced.written_values(results)):
             targets[index].copy_(value)
         values = results[: traced.outputs]
         same = [x if i is None else targets[i] for x, i in zip(values, traced.returned)]

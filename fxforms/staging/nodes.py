@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fxforms import _substrate as substrate
+from fxforms.functions.bind import live
 from fxforms.functions.inline import tracked
 from fxforms.functions.single_level import apply_single_level
 from fxforms.interpreters import current_interpreter
@@ -49,12 +50,13 @@ class PlainNode(torch.autograd.Function):
         ctx.parts = parts = program.parts(ctx.mask, tensors[:count], True)
         results = parts.forward.bind(*tensors[:count])
         outputs = results[: program.traced.outputs]
-        rest = results[len(outputs) :]
+        rest = results[len(outputs) + parts.tokens :]
+        tokens = results[len(outputs) : len(outputs) + parts.tokens]
         written = [rest[i] for i in program.order_of_writes(parts.written)]
         ctx.save_for_backward(*tensors[:count], *rest[len(written) :])
         constant = [x for x, moves in zip(outputs, parts.differentiable) if not moves]
-        ctx.mark_non_differentiable(*constant, *written)
-        return (*outputs, *written)
+        ctx.mark_non_differentiable(*constant, *tokens, *written)
+        return (*outputs, *tokens, *written)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
@@ -82,7 +84,7 @@ def _level_forward(ctx: Any, program: Any, *operands: torch.Tensor) -> Tensors:
             ctx.parts = program.parts(ctx.mask, inner, False)
             results = ctx.parts.forward.bind(*inner)
     count = program.traced.outputs
-    ctx.residuals = results[count:]
+    ctx.residuals = results[count + (ctx.parts.tokens if ctx.parts else 0) :]
     outputs: Tensors = interpreter.wrap(results[:count], inner, operands)
     ctx.save_for_backward(*operands)
     ctx.mark_non_differentiable(*[x for x in outputs if not is_inexact(x)])
@@ -90,8 +92,7 @@ def _level_forward(ctx: Any, program: Any, *operands: torch.Tensor) -> Tensors:
 
 
 def _level_backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
-    operands = ctx.saved_tensors
-    given = inexact(ctx.program, cotangents)
+    operands, given = live(ctx.saved_tensors), inexact(ctx.program, live(cotangents))
     if ctx.parts is None or follows(ctx.program, (*operands, *given)):
         found = ctx.program.pullback(ctx.mask, operands, given, False)
     else:

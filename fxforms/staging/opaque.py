@@ -7,6 +7,7 @@ the body alive. What a body returns is known to the tracer by one run of it on m
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +20,36 @@ from fxforms.staging import fake
 
 _bodies: weakref.WeakValueDictionary[int, Body] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
+
+
+class Recording:
+    """What a trace has to keep beside its graph.
+
+    Attributes:
+        bodies: the bodies that the graph calls.
+        tokens: the outputs of calls that are made for their effect, which the graph must return.
+    """
+
+    def __init__(self) -> None:
+        self.bodies: list[Body] = []
+        self.tokens: list[torch.Tensor] = []
+
+    def __enter__(self) -> None:
+        self._outer = getattr(_active, "recording", _unowned)
+        _active.recording = self
+
+    def __exit__(self, *error: object) -> None:
+        _active.recording = self._outer
+
+
+_active = threading.local()
+_unowned = Recording()  # of a tracer that is not ours: its bodies live as long as the process
+
+
+def recording() -> Recording:
+    """That of the trace under way in this thread."""
+    found: Recording = getattr(_active, "recording", _unowned)
+    return found
 
 
 class Body:
@@ -71,10 +102,11 @@ class Body:
         return outputs
 
     def rebuild(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """Traced outputs in the structure that the function returns."""
+        """Traced outputs in the structure that the function returns, a list if it was promised."""
+        if self._out is None:
+            return list(tensors)
         given = iter(tensors)
         leaves = [next(given) if x is None else x for x in self._constants]
-        assert self._out is not None
         return self._out.unflatten(leaves)
 
     def _try(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -137,6 +169,32 @@ def _(info: Any, in_dims: Any, operands: list[torch.Tensor], number: int) -> Any
     return stacked, [0] * len(stacked)
 
 
-def stage_call(body: Body) -> Any:
-    """A call of ``body`` in the graph being traced; the traced outputs."""
+def stage_call(
+    function: Callable[..., Any], operands: Any, likes: Sequence[torch.Tensor] | None = None
+) -> Any:
+    """A call of ``function`` in the graph being traced; the traced outputs."""
+    body = Body(function, operands, likes)
+    recording().bodies.append(body)
     return body.rebuild(opaque_call(body.tensors, body.number))
+
+
+@torch.library.custom_op("fxforms::opaque_effect", mutates_args=())
+def opaque_effect(
+    operands: list[torch.Tensor], after: list[torch.Tensor], number: int
+) -> torch.Tensor:
+    """Run the body of this number for its effect, later than what made the tokens ``after``."""
+    _bodies[number].run(operands)
+    return torch.empty(0)
+
+
+@opaque_effect.register_fake
+def _(operands: list[torch.Tensor], after: list[torch.Tensor], number: int) -> torch.Tensor:
+    return torch.empty(0)
+
+
+def stage_effect(function: Callable[..., None], operands: Any) -> None:
+    """A call of ``function`` in the graph being traced, at every run and in this order."""
+    body = Body(function, operands, [])
+    active = recording()
+    active.bodies.append(body)
+    active.tokens.append(opaque_effect(body.tensors, active.tokens[-1:], body.number))

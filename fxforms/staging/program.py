@@ -117,7 +117,7 @@ class Program(Primitive):
         """The staged function of the whole batch."""
         key = ("vmap", in_dims, info)
         child = self.derived(key, mapped(self, info, in_dims), operands)
-        return child.bind(*operands), 0
+        return child.bind(*operands)[: self.traced.outputs], 0
 
     def derived(
         self, key: Any, function: FlatFunction, operands: Sequence[torch.Tensor]

@@ -15,6 +15,7 @@ from fxforms.interpreters import below_all_levels, vmap_level
 from fxforms.staging import fake
 from fxforms.staging.identity import fold_identities
 from fxforms.staging.lift import Lift
+from fxforms.staging.opaque import Recording
 from fxforms.staging.simplify import drop_zero_tangents
 from fxforms.staging.watch import TraceWatch
 
@@ -28,11 +29,12 @@ class Traced:
     """A graph and what its caller must know of it.
 
     Attributes:
-        graph: takes the tensors of the call, then ``captured``; returns the outputs, then the new
-            values of what ``written`` names.
+        graph: takes the tensors of the call, then ``captured``; returns the outputs, then the
+            tokens, then the new values of what ``written`` names.
         captured: tensors the function reads that are not its arguments; references, not copies.
         outputs: how many outputs the function has.
         returned: for each output the index of the operand that it is, None where it is a new one.
+        tokens: how many outputs stand for calls that are made for their effect alone.
         written: the indices of the operands that the function changed in place.
         bodies: the opaque bodies that the graph calls, which live as long as this.
     """
@@ -41,8 +43,19 @@ class Traced:
     captured: list[torch.Tensor]
     outputs: int
     returned: list[int | None]
+    tokens: int = 0
     written: list[int] = field(default_factory=list)
     bodies: list[Any] = field(default_factory=list)
+
+    @classmethod
+    def of_part(cls, graph: GraphModule, captured: list[torch.Tensor], bodies: list[Any]) -> Traced:
+        """A part of a joint graph, all of whose outputs count as such."""
+        outputs = len(next(iter(reversed(graph.graph.nodes))).args[0])
+        return cls(graph, captured, outputs, [None] * outputs, bodies=bodies)
+
+    def written_values(self, results: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Among the results of the graph, the new values of what is written."""
+        return results[self.outputs + self.tokens :]
 
     def input_examples(self) -> list[torch.Tensor]:
         """The fake tensors that the graph was traced on, the captured ones included."""
@@ -67,14 +80,14 @@ def trace(
     depth = substrate.level_depth()
     mode = fake.new_mode(dynamic)
     returned: list[int | None] = []
-    lift, watch = Lift(mode), TraceWatch(depth)
+    lift, recording = Lift(mode), Recording()
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        with lift, stand_in_levels(depth), watch:
+        with recording, lift, stand_in_levels(depth), TraceWatch(depth):
             outputs = function(*tensors)
         returned.extend([position(out, tensors) for out in outputs])
         outputs = tuple([out.detach() if out.requires_grad else out for out in outputs])
-        return tuple(map(lift.input_for, outputs))
+        return tuple(map(lift.input_for, (*outputs, *recording.tokens)))
 
     with below_all_levels(), fake.tracer_lock, outside_inference_mode():
         fakes = [fake.fake_like(mode, x) for x in examples]
@@ -83,7 +96,8 @@ def trace(
             graph = functionalized(graph)
         written = take_writes(graph)
     sweep(graph)
-    return Traced(graph, lift.captured, len(returned), returned, written, watch.bodies)
+    tokens = len(recording.tokens)
+    return Traced(graph, lift.captured, len(returned), returned, tokens, written, recording.bodies)
 
 
 def position(tensor: torch.Tensor, tensors: Sequence[torch.Tensor]) -> int | None:

@@ -15,7 +15,7 @@ from fxforms._tree import leaves
 from fxforms.errors import TraceError, describe
 from fxforms.functions.opaque import ValueNeeded
 from fxforms.staging import fake
-from fxforms.staging.opaque import Body, stage_call
+from fxforms.staging.opaque import stage_call
 
 _T = torch.Tensor
 _LIBRARIES = (os.path.dirname(torch.__file__), os.path.dirname(substrate.__file__), "<frozen")
@@ -52,13 +52,6 @@ class TraceWatch(TorchFunctionMode):
         """``depth``: how many levels were active at the call of ``jit``."""
         super().__init__()
         self.depth = depth
-        self.bodies: list[Body] = []
-
-    def stage(self, function: Callable[..., Any], operands: Any) -> Any:
-        """A call node of ``function`` in the graph being traced."""
-        body = Body(function, operands, None)
-        self.bodies.append(body)
-        return stage_call(body)
 
     def __torch_function__(
         self,
@@ -70,7 +63,7 @@ class TraceWatch(TorchFunctionMode):
         if func in _ASKS:
             raise ValueNeeded(
                 f"{user_line()}: {_ASKS[func]} needs the value of {describe(args[0])}. {_WAYS_OUT}",
-                self.stage,
+                stage_call,
             )
         if func in _SHOWS and is_traced(args[0]):
             raise TraceError(
@@ -84,7 +77,7 @@ class TraceWatch(TorchFunctionMode):
         try:
             return func(*args, **(kwargs or {}))
         except fake.VALUE_ERRORS as error:
-            raise value_error(error, self.stage) from error
+            raise value_error(error) from error
 
 
 def is_traced(value: Any) -> bool:
@@ -105,8 +98,8 @@ def place(frames: traceback.StackSummary) -> str:
     return f"{mine[-1].filename}:{mine[-1].lineno}: {mine[-1].line}" if mine else ""
 
 
-def value_error(error: BaseException, stage: Callable[..., Any]) -> ValueNeeded:
+def value_error(error: BaseException) -> ValueNeeded:
     """The error for a value that an operator asked for, in the user's terms."""
     seen = (str(error) or type(error).__name__).splitlines()[0]
     text = f"{user_line()}: a traced tensor has no value to give ({seen}). {_WAYS_OUT}"
-    return ValueNeeded(text, stage)
+    return ValueNeeded(text, stage_call)

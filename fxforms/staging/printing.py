@@ -1,0 +1,102 @@
+"""``fxforms.debug.print``: printing at every call, also from a graph."""
+
+from __future__ import annotations
+
+import builtins
+import re
+import string
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fxforms._tree import flatten
+from fxforms.errors import ArgumentError
+from fxforms.functions.bind import bind
+from fxforms.interpreters import Primitive, VmapInfo, current_interpreter
+from fxforms.staging import fake
+from fxforms.staging.opaque import stage_effect
+
+
+class Printing(Primitive):
+    """The instance of the operator: prints values, returns nothing."""
+
+    __name__ = "debug.print"
+
+    def __init__(self, show: Callable[..., None]) -> None:
+        self.show = show
+
+    def evaluate(self, *operands: torch.Tensor) -> tuple[()]:
+        """Print, or put a call that prints into the graph being traced."""
+        if any(map(fake.is_fake, operands)):
+            stage_effect(self.show, operands)
+        else:
+            self.show(*[x.detach() for x in operands])
+        return ()
+
+    def bind(self, *operands: torch.Tensor) -> tuple[()]:
+        """The operator, at the level now on top."""
+        bind(self, operands)
+        return ()
+
+    def grad_rule(self, *operands: torch.Tensor) -> tuple[()]:
+        """The values as the level below has them."""
+        interpreter: Any = current_interpreter()
+        inner = interpreter.unwrap(operands)
+        with interpreter.lower():
+            return self.bind(*inner)
+
+    def jvp_rule(self, primals: Any, tangents: Any) -> tuple[tuple[()], tuple[()]]:
+        """The primals alone."""
+        return self.bind(*primals), ()
+
+    def vmap_rule(
+        self, info: VmapInfo, in_dims: tuple[int | None, ...], operands: tuple[torch.Tensor, ...]
+    ) -> tuple[tuple[()], tuple[()]]:
+        """One line a sample."""
+
+        def each(*tensors: torch.Tensor) -> None:
+            for i in range(info.batch_size):
+                self.show(*[x if d is None else x.select(d, i) for x, d in zip(tensors, in_dims)])
+
+        return Printing(each).bind(*operands), ()
+
+
+def print(text: str, *args: Any, **kwargs: Any) -> None:  # noqa: A001
+    """Print ``text.format(*args, **kwargs)`` with the values of the tensors in it.
+
+    Under :func:`fxforms.jit` it prints at every call, not at the trace; under :func:`fxforms.vmap`
+    once for each sample; under a derivative the values themselves, once.
+
+    Args:
+        text: a format string, as of ``str.format``.
+        *args, **kwargs: pytrees of tensors and Python values.
+
+    Raises:
+        ArgumentError: ``text`` names an argument that is not given.
+
+    Example:
+        >>> import torch, fxforms
+        >>> def f(x):
+        ...     fxforms.debug.print("x = {}", x)
+        ...     return x.sin()
+        >>> _ = fxforms.vmap(f)(torch.tensor([0.0, 1.0]))
+        x = 0.0
+        x = 1.0
+
+    The name and the meaning are those of ``jax.debug.print``.
+    """
+    leaves, spec = flatten((args, kwargs))
+    where = [isinstance(x, torch.Tensor) for x in leaves]
+    template = [None if is_tensor else x for x, is_tensor in zip(leaves, where)]
+
+    def show(*tensors: torch.Tensor) -> None:
+        given = iter(tensors)
+        both: Any = spec.unflatten([next(given) if t else x for x, t in zip(template, where)])
+        builtins.print(text.format(*both[0], **both[1]), flush=True)
+
+    for _, field, _, _ in string.Formatter().parse(text):
+        name = re.split(r"[.\[]", field or "0")[0]
+        if field and not (name in kwargs or (name.isdigit() and int(name) < len(args))):
+            raise ArgumentError(f"debug.print({text!r}): there is no argument for {{{field}}}.")
+    Printing(show).bind(*[x for x in leaves if isinstance(x, torch.Tensor)])
