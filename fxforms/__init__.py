@@ -36,7 +36,10 @@ from fxforms.transforms import (
 )
 
 if TYPE_CHECKING:
-    from fxforms.staging import jit, pure_callback
+    from fxforms.staging.callback import pure_callback
+    from fxforms.staging.explain import eval_shape, explain, trace
+    from fxforms.staging.export import load, save
+    from fxforms.staging.jit import jit
 
 __all__ = [
     "Function",
@@ -49,6 +52,8 @@ __all__ = [
     "custom_vjp",
     "custom_vmap",
     "errors",
+    "eval_shape",
+    "explain",
     "functional_call",
     "grad",
     "grad_and_value",
@@ -60,15 +65,18 @@ __all__ = [
     "jvp",
     "linear_function",
     "linearize",
+    "load",
     "once_differentiable",
     "pure_callback",
+    "save",
     "stack_module_state",
+    "trace",
     "value_and_grad",
     "vjp",
     "vmap",
 ]
 
-_STAGED = frozenset({"jit", "pure_callback"})
+_STAGED = frozenset({"eval_shape", "explain", "jit", "load", "pure_callback", "save", "trace"})
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,5 @@
 """Looking into a function while it is transformed or compiled."""
 
-from fxforms.staging.printing import print  # noqa: A004
+from fxforms.staging.printing import print
 
 __all__ = ["print"]

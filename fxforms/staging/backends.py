@@ -36,10 +36,7 @@ def compile_graph(graph: GraphModule) -> Executable:
     """
     fakes = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
     with _lock, torch.no_grad(), tracing(TracingContext(detect_fake_mode(fakes))):
-        with fake.tracer_lock:
-            lowered = fake.record(graph, fakes, select_decomp_table())
-            joint_graph_passes(lowered)
-            lowered.graph.eliminate_dead_code()
+        lowered = lower(graph)
         wrapper = wants_cpp_wrapper(lowered)
         options = _OPTIONS | (get_cpp_wrapper_config() if wrapper else {})
         with config.patch({**options, "cpp_wrapper": wrapper}):
@@ -47,6 +44,17 @@ def compile_graph(graph: GraphModule) -> Executable:
     # The rest of ``compiled`` keeps books around the generated code, at the cost of a small call.
     executable: Executable = compiled.current_callable or compiled
     return executable
+
+
+def lower(graph: GraphModule) -> GraphModule:
+    """``graph`` in the operators that Inductor takes."""
+    fakes = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
+    with fake.tracer_lock, torch.no_grad(), config.patch(_OPTIONS):
+        lowered = fake.record(graph, fakes, select_decomp_table())
+        joint_graph_passes(lowered)
+        lowered.graph.eliminate_dead_code()
+        lowered.recompile()
+    return lowered
 
 
 _LIBRARY_CALLS = {"mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backward"}
@@ -68,3 +76,15 @@ def _name(node: Node) -> str:
 def _is_builtin(node: Node) -> bool:
     """False for an operator that Python implements."""
     return getattr(node.target, "namespace", "aten") in ("aten", "prims")
+
+
+def write_package(module: torch.nn.Module, args: tuple[Any, ...], path: str) -> None:
+    """Compile ``module`` ahead of time into a file, by torch's own packaging."""
+    exported = torch.export.export(module, args, strict=False)
+    with _lock:
+        torch._inductor.aoti_compile_and_package(exported, package_path=path)
+
+
+def read_package(path: str) -> Any:
+    """The callable in a file made by :func:`write_package`."""
+    return torch._inductor.aoti_load_package(path)

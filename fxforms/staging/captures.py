@@ -57,6 +57,10 @@ class Captures:
         source = " and ".join(self._checks) or "True"
         self.unchanged: Callable[[], bool] = eval(f"lambda: {source}", self._names)
 
+    def checks(self) -> list[str]:
+        """The variables and what they are compared with, as expressions."""
+        return list(self._checks)
+
     def changed(self) -> list[str]:
         """What the variables are called that have another value now."""
         return [check for check in self._checks if not self._holds(check)]

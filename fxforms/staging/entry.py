@@ -65,11 +65,12 @@ class Entry:
         traced = program.traced
         self.plain = not traced.written and all(i is None for i in traced.returned)
 
-    def still_holds(self) -> bool:
-        """True while no captured variable has changed."""
+    def serves(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """True while no captured variable has changed, for tensors of sizes that fit."""
+        fits = self.program.traced.serves
         try:
-            return self.captures.unchanged()
-        except Exception:  # one is gone
+            return self.captures.unchanged() and (fits is None or fits(tensors))
+        except Exception:  # a variable is gone
             return False
 
     def arm(self, call: Call, dynamic: bool) -> None:
@@ -78,7 +79,7 @@ class Entry:
         everything = [*call.tensors, *captured]
         sizes = [[None] * x.dim() for x in call.tensors] + [list(x.shape) for x in captured]
         check = guards.tensor_guard(everything, sizes if dynamic else None)
-        self.accepts = acceptance(check, guards.state_guard(), self.captures, captured)
+        self.accepts = acceptance(check, guards.state_guard(), self, captured)
         self.answer = self.run
         if self.plain and not tracked(tuple(everything)):
             self.answer = untracked(self.program, self.outputs, captured)
@@ -116,11 +117,14 @@ def never(*given: Any) -> bool:
 def acceptance(
     check: Callable[..., bool],
     state: Callable[[], bool],
-    captures: Captures,
+    entry: Entry,
     captured: tuple[torch.Tensor, ...],
 ) -> Callable[..., bool]:
-    """The quick check of an entry, without the parts that it does not need."""
-    unchanged, dual = captures.unchanged, substrate.dual_level_open
+    """The quick check of ``entry``, without the parts that it does not need."""
+    unchanged, dual = entry.captures.unchanged, substrate.dual_level_open
+    if entry.program.traced.serves is not None:
+        serves = entry.serves
+        return lambda *x: check(*x, *captured) and state() and not dual() and serves(x)
     if captured:
         return lambda *x: check(*x, *captured) and state() and not dual() and unchanged()
     return lambda *x: check(*x) and state() and not dual() and unchanged()

@@ -61,6 +61,19 @@ def fake_like(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     return made.requires_grad_(tensor.requires_grad)
 
 
+def sizes_guard(fakes: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], bool]:
+    """A check that a graph traced on ``fakes`` serves tensors of these sizes."""
+    mode = detect_fake_mode(fakes)
+    shapes = None if mode is None else mode.shape_env
+    if shapes is None:
+        return lambda tensors: True
+    placeholders: Any = list(fakes)
+    code = shapes.produce_guards_expression(placeholders)
+    if not code:
+        return lambda tensors: True
+    return lambda tensors: bool(shapes.evaluate_guards_expression(code, tensors))
+
+
 def is_fake(value: object) -> bool:
     """True for a fake tensor."""
     return isinstance(value, FakeTensor)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.fx import GraphModule
 
 from fxforms import _substrate as substrate
 from fxforms.errors import ArgumentError, name_of
 from fxforms.staging import compiler
 from fxforms.staging.captures import Captures
 from fxforms.staging.entry import Entry, Outputs, never
+from fxforms.staging.history import History
 from fxforms.staging.program import Program
 from fxforms.staging.signature import Call, is_plain, key_of, put_together, take_apart
 from fxforms.staging.watch import CapturedTraced
@@ -64,6 +67,7 @@ class Jitted:
         self._dynamic = dynamic
         self._start = start
         self._lock = threading.RLock()
+        self.history = History(name_of(function))
         self.clear_cache()
 
     def clear_cache(self) -> None:
@@ -79,12 +83,26 @@ class Jitted:
         self._last_entry: tuple[Any, Entry] | None = None
 
     def cache_info(self) -> CacheInfo:
-        """Hits, misses, and how many graphs are kept of how many at most.
-
-        Calls that the quick check answers are not counted one by one.
-        """
+        """Hits, misses, and how many graphs are kept of how many at most."""
         size = sum(map(len, self._entries.values()))
         return CacheInfo(self._hits, self._misses, size, MAX_ENTRIES)
+
+    def entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+        """The traced signature that serves these arguments."""
+        return self._entry(take_apart(args, kwargs, self._argnums, self._argnames))
+
+    def trace(self, *args: Any, **kwargs: Any) -> GraphModule:
+        """The traced program at these arguments, a graph of ATen operators on flat tensors.
+
+        Captured tensors are its last inputs; what is changed in place are its last outputs.
+        """
+        return self.entry(args, kwargs).program.traced.graph
+
+    def lower(self, *args: Any, **kwargs: Any) -> GraphModule:
+        """The same program in the operators that the compiler is given."""
+        backends = importlib.import_module("fxforms.staging.backends")
+        lowered: GraphModule = backends.lower(self.trace(*args, **kwargs))
+        return lowered
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """As a method: bound to its object, which is then static."""
@@ -99,6 +117,7 @@ class Jitted:
             except Exception:  # no tensor among the arguments, or a captured variable is gone
                 accepted = False
             if accepted:
+                self._hits += 1
                 return run(args)
         return self._call(args, kwargs)
 
@@ -111,6 +130,7 @@ class Jitted:
         call = take_apart(args, kwargs, self._argnums, self._argnames)
         entry = self._recent(call)
         if entry is not None:
+            self._hits += 1
             return entry.answer(call.tensors)
         if not all(map(is_plain, call.tensors)) or carries_tangent(call.tensors):
             return self._function(*args, **kwargs)
@@ -140,7 +160,7 @@ class Jitted:
     def _recent(self, call: Call) -> Entry | None:
         """The entry of the last call, if it serves this one too."""
         last = self._last_entry
-        if last is None or last[0] != call[1:]:
+        if last is None or last[0] != (call.spec, call.where, call.keys):
             return None
         try:
             return last[1] if last[1].accepts(*call.tensors) else None
@@ -149,18 +169,18 @@ class Jitted:
 
     def _remember(self, entry: Entry, call: Call, count: int, named: bool) -> None:
         """Let the next call like this one be answered quickly."""
-        self._last_entry = (call[1:], entry)
+        self._last_entry = ((call.spec, call.where, call.keys), entry)
         if not named and count == len(call.tensors) == len(call.where) and not call.fixed:
             self._last = (count, entry.accepts, entry.answer)
 
     def _entry(self, call: Call) -> Entry:
         """The graph for this signature, traced now if there is none."""
-        key = key_of(self._function, call)
+        key = key_of(self._function, call, self._dynamic)
         with self._lock:
             known = self._entries.setdefault(key, [])
             self._entries.move_to_end(key)
             for entry in known:
-                if entry.still_holds():
+                if entry.serves(call.tensors):
                     self._hits += 1
                     return entry
             try:
@@ -170,6 +190,7 @@ class Jitted:
                     del self._entries[key]
                 raise
             self._misses += 1
+            self.history.add(key, [x for old in known[-1:] for x in old.captures.changed()], entry)
             del known[: -MAX_VARIANTS + 1]
             known.append(entry)
             while len(self._entries) > MAX_ENTRIES:
@@ -180,10 +201,10 @@ class Jitted:
         captures = Captures(self._function)
         if substrate.transforms_active() and any(map(substrate.is_wrapped, captures.tensors)):
             raise CapturedTraced
-        outputs = Outputs()
+        outputs, bare = Outputs(), call._replace(tensors=[])  # a graph keeps no argument alive
 
         def flat(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            args, kwargs = put_together(call, tensors, self._argnums, self._argnames)
+            args, kwargs = put_together(bare, tensors, self._argnums, self._argnames)
             return outputs.flatten(self._function(*args, **kwargs))
 
         name = name_of(self._function)

@@ -62,7 +62,7 @@ class Printing(Primitive):
         return Printing(each).bind(*operands), ()
 
 
-def print(text: str, *args: Any, **kwargs: Any) -> None:  # noqa: A001
+def print(text: str, *args: Any, **kwargs: Any) -> None:
     """Print ``text.format(*args, **kwargs)`` with the values of the tensors in it.
 
     Under :func:`fxforms.jit` it prints at every call, not at the trace; under :func:`fxforms.vmap`

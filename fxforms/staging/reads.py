@@ -5,16 +5,21 @@ from __future__ import annotations
 import dis
 import functools
 import os
-import sys
 import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 
-_PACKAGES = os.path.dirname(os.path.dirname(torch.__file__))
-_INSTALLED = frozenset({"torch", "functorch", "fxforms", "numpy", "optree"}) | (
-    frozenset(sys.stdlib_module_names) - {"__main__"}
+from fxforms import _substrate as substrate
+
+# Where installed packages, the standard library and fxforms are. A wrapper bears the module name of
+# what it wraps, so a function is told by its file.
+_INSTALLED = (
+    os.path.dirname(os.path.dirname(torch.__file__)) + os.sep,
+    os.path.dirname(os.__file__) + os.sep,
+    os.path.dirname(substrate.__file__) + os.sep,
+    "<frozen",
 )
 
 
@@ -36,8 +41,7 @@ class Read(NamedTuple):
 
 def is_installed(function: types.FunctionType) -> bool:
     """True for a function of an installed package, which is taken to be constant."""
-    root = (function.__module__ or "").split(".")[0]
-    return root in _INSTALLED or function.__code__.co_filename.startswith(_PACKAGES)
+    return function.__code__.co_filename.startswith(_INSTALLED)
 
 
 def reads_of(function: types.FunctionType) -> list[Read]:

@@ -21,12 +21,14 @@ class Call(NamedTuple):
         spec: the structure of ``(args, kwargs)``, static arguments replaced by None.
         where: for each leaf, whether it is a tensor.
         fixed: the other leaves, then the static arguments.
+        keys: what tells one of ``fixed`` from another: 1 from True, 0.0 from -0.0.
     """
 
     tensors: list[torch.Tensor]
     spec: PyTreeSpec
     where: tuple[bool, ...]
     fixed: tuple[Any, ...]
+    keys: tuple[Any, ...]
 
 
 def take_apart(
@@ -43,8 +45,15 @@ def take_apart(
     leaves, spec = flatten((args, kwargs))
     where = tuple([isinstance(x, torch.Tensor) for x in leaves])
     tensors = [x for x, is_tensor in zip(leaves, where) if is_tensor]
-    fixed = [x for x, is_tensor in zip(leaves, where) if not is_tensor]
-    return Call(tensors, spec, where, (*fixed, *static))
+    fixed = (*[x for x, is_tensor in zip(leaves, where) if not is_tensor], *static)
+    return Call(tensors, spec, where, fixed, tuple(map(static_key, fixed)))
+
+
+def static_key(value: Any) -> Any:
+    """Equal for two static values that make the same program."""
+    if isinstance(value, (float, complex)):
+        return type(value), repr(value)
+    return type(value), value
 
 
 def put_together(
@@ -62,14 +71,14 @@ def put_together(
     return args, kwargs
 
 
-def key_of(func: Callable[..., Any], call: Call) -> tuple[Any, ...]:
+def key_of(func: Callable[..., Any], call: Call, dynamic: bool) -> tuple[Any, ...]:
     """A hashable key: equal for two calls that one graph serves.
 
     Raises:
         ArgumentError: an argument that is no tensor cannot be hashed.
     """
-    fixed = tuple([(type(x), x) for x in call.fixed])
-    key = (call.spec, call.where, fixed, tuple(map(meta, call.tensors)), state())
+    tensors = tuple([meta(x, dynamic) for x in call.tensors])
+    key = (call.spec, call.where, call.keys, tensors, state())
     try:
         hash(key)
     except TypeError:
@@ -94,13 +103,13 @@ def unhashable(func: Callable[..., Any], call: Call) -> ArgumentError:
     return ArgumentError(f"jit of {name_of(func)}: the structure of the arguments has no hash.")
 
 
-def meta(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What a graph depends on of one tensor."""
+def meta(tensor: torch.Tensor, dynamic: bool) -> tuple[Any, ...]:
+    """What a graph depends on of one tensor; of its sizes only how many, if they are symbols."""
     return (
         type(tensor),
         tensor.dtype,
-        tensor.shape,
-        tensor.stride(),
+        tensor.dim() if dynamic else tensor.shape,
+        None if dynamic else tensor.stride(),
         tensor.device,
         tensor.requires_grad,
         tensor.is_conj(),

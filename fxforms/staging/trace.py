@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +38,9 @@ class Traced:
         tokens: how many outputs stand for calls that are made for their effect alone.
         written: the indices of the operands that the function changed in place.
         bodies: the opaque bodies that the graph calls, which live as long as this.
+        recorded: how many operators were recorded, before simplification.
+        seconds: how long it took to trace.
+        serves: where sizes are symbols, whether the graph serves tensors of other sizes.
     """
 
     graph: GraphModule
@@ -46,6 +50,14 @@ class Traced:
     tokens: int = 0
     written: list[int] = field(default_factory=list)
     bodies: list[Any] = field(default_factory=list)
+    serves: Callable[[Sequence[torch.Tensor]], bool] | None = None
+    recorded: int = 0
+    seconds: float = 0.0
+
+    def operators(self) -> list[str]:
+        """The name of each operator in the graph."""
+        calls = [node for node in self.graph.graph.nodes if node.op == "call_function"]
+        return [str(getattr(node.target, "_opname", node.name)) for node in calls]
 
     @classmethod
     def of_part(cls, graph: GraphModule, captured: list[torch.Tensor], bodies: list[Any]) -> Traced:
@@ -77,7 +89,7 @@ def trace(
     Raises:
         TraceError: it needs a value that a traced tensor does not have.
     """
-    depth = substrate.level_depth()
+    started, depth = time.perf_counter(), substrate.level_depth()
     mode = fake.new_mode(dynamic)
     returned: list[int | None] = []
     lift, recording = Lift(mode), Recording()
@@ -91,13 +103,30 @@ def trace(
 
     with below_all_levels(), fake.tracer_lock, outside_inference_mode():
         fakes = [fake.fake_like(mode, x) for x in examples]
-        graph = fold_identities(drop_zero_tangents(fake.record(run, fakes)))
+        graph = fake.record(run, fakes)
+        recorded = count_calls(graph)
+        graph = fold_identities(drop_zero_tangents(graph))
         if any(is_mutable(node) for node in graph.graph.nodes):
             graph = functionalized(graph)
         written = take_writes(graph)
     sweep(graph)
-    tokens = len(recording.tokens)
-    return Traced(graph, lift.captured, len(returned), returned, tokens, written, recording.bodies)
+    return Traced(
+        graph,
+        lift.captured,
+        len(returned),
+        returned,
+        len(recording.tokens),
+        written,
+        recording.bodies,
+        fake.sizes_guard(fakes) if dynamic else None,
+        recorded,
+        time.perf_counter() - started,
+    )
+
+
+def count_calls(graph: GraphModule) -> int:
+    """How many operators ``graph`` calls."""
+    return sum(node.op == "call_function" for node in graph.graph.nodes)
 
 
 def position(tensor: torch.Tensor, tensors: Sequence[torch.Tensor]) -> int | None:
