@@ -35,13 +35,15 @@ def compile_now(program: Compilable) -> None:
 
 
 _failed: set[str] = set()
+_NO_COMPILER = "no C++ compiler"
 
 
 def warn_failed(name: str, error: Exception) -> None:
-    """Say once a function that it is not compiled."""
-    if name in _failed:
+    """Say once a function that it is not compiled; once at all if there is no C++ compiler."""
+    without = "InvalidCxxCompiler" in f"{type(error).__name__}: {error}"
+    if name in _failed or (without and _NO_COMPILER in _failed):
         return
-    _failed.add(name)
+    _failed.add(_NO_COMPILER if without else name)
     reason = (str(error) or type(error).__name__).strip().splitlines()[0]
     warnings.warn(
         f"jit of {name}: the compiler failed ({type(error).__name__}: {reason}). Its traced graph "

@@ -12,6 +12,7 @@ from fxforms._tree import PyTreeSpec, flatten
 from fxforms.functions.inline import tracked
 from fxforms.staging import guards
 from fxforms.staging.captures import Captures
+from fxforms.staging.donate import donating
 from fxforms.staging.program import Program
 from fxforms.staging.signature import Call
 
@@ -56,7 +57,10 @@ class Entry:
         answer: the output for the tensors of a call that was accepted.
     """
 
-    def __init__(self, program: Program, outputs: Outputs, captures: Captures) -> None:
+    def __init__(
+        self, program: Program, outputs: Outputs, captures: Captures, donated: Sequence[int]
+    ) -> None:
+        """``donated``: the tensors of a call whose memory is given up to the outputs."""
         self.program = program
         self.outputs = outputs
         self.captures = captures
@@ -64,6 +68,9 @@ class Entry:
         self.answer: Callable[[Sequence[torch.Tensor]], Any] = self.run
         traced = program.traced
         self.plain = not traced.written and all(i is None for i in traced.returned)
+        self.direct = program
+        if donated and self.plain:
+            self.direct = program.part("donating", donating(traced, donated))
 
     def serves(self, tensors: Sequence[torch.Tensor]) -> bool:
         """True while no captured variable has changed, for tensors of sizes that fit."""
@@ -82,7 +89,7 @@ class Entry:
         self.accepts = acceptance(check, guards.state_guard(), self, captured)
         self.answer = self.run
         if self.plain and not tracked(tuple(everything)):
-            self.answer = untracked(self.program, self.outputs, captured)
+            self.answer = untracked(self.direct, self.outputs, captured)
 
     def may_write(self, tensors: Sequence[torch.Tensor]) -> bool:
         """False if a write would reach two operands, or must be recorded by autograd."""

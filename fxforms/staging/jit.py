@@ -19,7 +19,7 @@ from fxforms.staging.captures import Captures
 from fxforms.staging.entry import Entry, Outputs, never
 from fxforms.staging.history import History
 from fxforms.staging.program import Program
-from fxforms.staging.signature import Call, is_plain, key_of, put_together, take_apart
+from fxforms.staging.signature import Call, is_plain, key_of, put_together, take_apart, tensors_of
 from fxforms.staging.watch import CapturedTraced
 
 MAX_ENTRIES = 256
@@ -58,12 +58,13 @@ class Jitted:
         function: Callable[..., Any],
         argnums: frozenset[int],
         argnames: frozenset[str],
+        donated: frozenset[int],
         dynamic: bool,
         start: Callable[[Any], None],
     ) -> None:
         functools.update_wrapper(self, function, updated=())
         self._function = function
-        self._argnums, self._argnames = argnums, argnames
+        self._argnums, self._argnames, self._donated = argnums, argnames, donated
         self._dynamic = dynamic
         self._start = start
         self._lock = threading.RLock()
@@ -210,7 +211,15 @@ class Jitted:
         name = name_of(self._function)
         program = Program.of(name, flat, call.tensors, self._start, self._dynamic)
         captures.settle()
-        return Entry(program, outputs, captures)
+        return Entry(program, outputs, captures, self._donations(bare))
+
+    def _donations(self, call: Call) -> list[int]:
+        """Which tensors of the call are donated."""
+        if not self._donated:
+            return []
+        likes = [torch.empty(0)] * sum(call.where)
+        args, _ = put_together(call, likes, self._argnums, self._argnames)
+        return tensors_of(args, self._donated)
 
 
 def carries_tangent(tensors: Sequence[torch.Tensor]) -> bool:
@@ -225,6 +234,7 @@ def jit(
     *,
     static_argnums: int | Iterable[int] = (),
     static_argnames: str | Iterable[str] = (),
+    donate_argnums: int | Iterable[int] = (),
     dynamic: bool = False,
     backend: str = "inductor",
     compile: str = "background",
@@ -243,6 +253,8 @@ def jit(
         static_argnums: positions of arguments that are Python values for the whole trace. Leaves
             that are no tensors are static wherever they stand.
         static_argnames: the same for keyword arguments.
+        donate_argnums: positions of arguments that the caller gives up: outputs of the same shape
+            are written into their memory, and what they hold afterwards is undefined.
         dynamic: trace once for all sizes; else once for each.
         backend: ``"inductor"`` compiles; ``"eager"`` runs the traced graph.
         compile: ``"background"``, or ``"wait"`` for the compiled code before the first answer.
@@ -266,6 +278,7 @@ def jit(
             jit,
             static_argnums=static_argnums,
             static_argnames=static_argnames,
+            donate_argnums=donate_argnums,
             dynamic=dynamic,
             backend=backend,
             compile=compile,
@@ -275,7 +288,12 @@ def jit(
             f"jit of {name_of(func)}: backend={backend!r}, compile={compile!r}. The backends are "
             f"'inductor' and 'eager'; compile is 'background' or 'wait'."
         )
-    argnums = (static_argnums,) if isinstance(static_argnums, int) else static_argnums
     argnames = (static_argnames,) if isinstance(static_argnames, str) else static_argnames
+    static, donated = positions(static_argnums), positions(donate_argnums)
     start = _START[backend, compile]
-    return Jitted(func, frozenset(argnums), frozenset(argnames), dynamic, start)
+    return Jitted(func, static, frozenset(argnames), donated, dynamic, start)
+
+
+def positions(argnums: int | Iterable[int]) -> frozenset[int]:
+    """``argnums`` as a set."""
+    return frozenset([argnums] if isinstance(argnums, int) else argnums)

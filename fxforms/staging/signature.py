@@ -49,6 +49,18 @@ def take_apart(
     return Call(tensors, spec, where, fixed, tuple(map(static_key, fixed)))
 
 
+def tensors_of(args: tuple[Any, ...], argnums: frozenset[int]) -> list[int]:
+    """Which tensors of a call stand in the positions ``argnums``."""
+    found: list[int] = []
+    count = 0
+    for index, argument in enumerate(args):
+        here = sum(isinstance(x, torch.Tensor) for x in flatten(argument)[0])
+        if index in argnums or index - len(args) in argnums:
+            found += range(count, count + here)
+        count += here
+    return found
+
+
 def static_key(value: Any) -> Any:
     """Equal for two static values that make the same program."""
     if isinstance(value, (float, complex)):
