@@ -1,9 +1,9 @@
 """Eager work: fxforms beside torch.func, one file a family of workloads."""
 
-from benchmarks.eager import custom_functions, depth, large, op_count, transforms
+from benchmarks.eager import custom_functions, depth, derived_rules, large, op_count, transforms
 from benchmarks.workload import Workload
 
-FAMILIES = (transforms, custom_functions, depth, op_count, large)
+FAMILIES = (transforms, custom_functions, derived_rules, depth, op_count, large)
 
 
 def workloads() -> list[Workload]:

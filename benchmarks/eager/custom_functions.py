@@ -3,7 +3,7 @@
 One class has every rule written by hand, one has its vmap rule generated.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ BOUNDS = {
     "vmap(grad)": 0.35,
     "jvp": 0.35,
 }
+NO_TRANSFORM_BOUND = 1.1
 BASES: dict[str, Any] = {FXFORMS: fxforms.Function, TORCH_FUNC: torch.autograd.Function}
 
 
@@ -68,6 +69,26 @@ def generated_vmap(base: Any) -> Any:
     return GeneratedVmap
 
 
+def combined_form(base: Any) -> Any:
+    """The Function on `base` with `ctx` in `forward`, its vmap rule written by hand."""
+
+    class Combined(base):
+        backward = staticmethod(Rules.backward)
+        jvp = staticmethod(Rules.jvp)
+
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            ctx.save_for_forward(x)
+            return x.sin() * x
+
+        @staticmethod
+        def vmap(info: Any, in_dims: tuple[int | None], x: Tensor) -> tuple[Tensor, int | None]:
+            return Combined.apply(x), in_dims[0]
+
+    return Combined
+
+
 FAMILIES: dict[str, Callable[[Any], Any]] = {
     "custom Function, all rules": all_rules,
     "custom Function, generated vmap": generated_vmap,
@@ -84,10 +105,21 @@ def functions(make: Callable[[Any], Any]) -> dict[str, TensorFunction]:
     return {label: summed(make(base)) for label, base in BASES.items()}
 
 
-def no_transform(sides: Mapping[str, TensorFunction]) -> Workload:
+def no_transform(family: str, make: Callable[[Any], Any]) -> list[Workload]:
     """Plain autograd, no level active: what a Function costs outside of any transform."""
-    runs = {label: partial(transforms.autograd_grad, f, tiny(5)) for label, f in sides.items()}
-    return Workload("custom Function, no transform", "autograd.grad", runs)
+    applied = {label: make(base).apply for label, base in BASES.items()}
+    constant, leaf = tiny(5), tiny(5).requires_grad_()
+    runs = {
+        "apply": {label: partial(apply, leaf) for label, apply in applied.items()},
+        "apply to a constant": {
+            label: partial(apply, constant) for label, apply in applied.items()
+        },
+        "autograd.grad": {
+            label: partial(transforms.autograd_grad, f, constant)
+            for label, f in functions(make).items()
+        },
+    }
+    return [Workload(family, name, sides, NO_TRANSFORM_BOUND) for name, sides in runs.items()]
 
 
 def workloads() -> list[Workload]:
@@ -97,4 +129,5 @@ def workloads() -> list[Workload]:
         for family, make in FAMILIES.items()
         for name in transforms.BUILDERS
     ]
-    return [*result, no_transform(functions(all_rules))]
+    result += no_transform("custom Function, no transform", all_rules)
+    return result + no_transform("forward(ctx), no transform", combined_form)
