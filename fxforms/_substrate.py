@@ -61,6 +61,7 @@ transforms_active = _are_functorch_transforms_active
 current_level = _functorch.current_level
 level_depth = _functorch.get_dynamic_layer_stack_depth
 peek_level: Any = _functorch.peek_interpreter_stack
+_interpreter_stack: Any = _functorch.get_interpreter_stack
 pop_level = _functorch.pop_dynamic_layer_stack
 push_level = _functorch.push_dynamic_layer_stack
 undo_levels_to_depth = _functorch.pop_dynamic_layer_stack_and_undo_to_depth
@@ -115,7 +116,9 @@ def versions(operands: tuple[Any, ...]) -> list[int]:
 
     Tensors made in inference mode have none.
     """
-    tensors = [unbatched(x) for x in operands if isinstance(x, torch.Tensor)]
+    tensors = [
+        unbatched(x) if is_batched(x) else x for x in operands if isinstance(x, torch.Tensor)
+    ]
     return [x._version for x in tensors if not x.is_inference()]
 
 
@@ -131,13 +134,17 @@ __all__ = ["BackwardCFunction", "FunctionMeta"]
 
 def level_transforms() -> list[int]:
     """The transform of each level, outermost first."""
-    handles: Any = _functorch.get_interpreter_stack() or ()
-    return [int(handle.key()) for handle in handles]
+    return [int(handle.key()) for handle in _interpreter_stack() or ()]
+
+
+def top_transform() -> int:
+    """The transform of the top level."""
+    return int(peek_level().key())
 
 
 def on_vmap_level() -> bool:
     """True if the top level is a vmap."""
-    return transforms_active() and level_transforms()[-1] == int(TransformType.Vmap)
+    return transforms_active() and top_transform() == int(TransformType.Vmap)
 
 
 def saved_hooks_active() -> bool:
@@ -152,6 +159,11 @@ def dual_level_open() -> bool:
 
 is_wrapped = _functorch.is_functorch_wrapped_tensor
 unwrapped = _functorch.get_unwrapped
+
+
+def is_only_jvp_level() -> bool:
+    """True if the dual level serves a single jvp level of fxforms, in the whole process."""
+    return _owns_dual_level and eager_transforms.JVP_NESTING == 1
 
 
 def unbatched(tensor: torch.Tensor) -> torch.Tensor:

@@ -14,17 +14,22 @@ from fxforms.interpreters import Primitive, current_interpreter
 
 def bind(primitive: Primitive, operands: tuple[Any, ...]) -> Any:
     """The operator on an instance that is already resolved to its rules."""
-    operands = live(operands)
     if not substrate.transforms_active():
-        try:
-            return primitive.evaluate(*operands)
-        except ValueNeeded as error:
-            return primitive.staged(error, operands)
-        except RuntimeError as error:
-            translate(error, f"{primitive.__name__}.apply")
-            raise
+        return run_plain(primitive, operands)
+    operands = live(operands)
     check_levels(primitive, operands)
     return current_interpreter().process(primitive, operands)
+
+
+def run_plain(primitive: Primitive, operands: tuple[Any, ...]) -> Any:
+    """The body, where no level is left, under plain autograd."""
+    try:
+        return primitive.evaluate(*live(operands))
+    except ValueNeeded as error:
+        return primitive.staged(error, operands)
+    except RuntimeError as error:
+        translate(error, f"{primitive.__name__}.apply")
+        raise
 
 
 def live(operands: tuple[Any, ...]) -> tuple[Any, ...]:

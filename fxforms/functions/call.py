@@ -15,17 +15,23 @@ from typing import Any
 import torch
 
 from fxforms import _substrate as substrate
-from fxforms.functions.bind import bind, live
+from fxforms.functions.bind import bind, live, run_plain
 from fxforms.functions.closures import check_closures
 from fxforms.functions.context import RuleContext, as_tuple
 from fxforms.functions.faults import no_vmap_rule, overwritten
-from fxforms.functions.inline import one_grad, only_vmaps, run_untracked
+from fxforms.functions.inline import (
+    batched_on_top,
+    last_to_differentiate,
+    only_vmaps,
+    run_untracked,
+)
 from fxforms.functions.loop import Unmappable
 from fxforms.functions.opaque import ValueNeeded
 from fxforms.functions.packed import Packing, has_trees
 from fxforms.functions.recorded import Call
 from fxforms.functions.rules import FunctionRules
 from fxforms.functions.single_level import HiddenResidual
+from fxforms.interpreters.levels import GRAD, VMAP
 
 
 def custom_function_call(fn: Any, *operands: Any) -> Any:
@@ -72,17 +78,18 @@ def custom_function_call(fn: Any, *operands: Any) -> Any:
 
 def enter(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
     """A call by the user, in whichever form the class and the operands have."""
-    active = substrate.transforms_active()
-    if active and rules.closing:
+    if not substrate.transforms_active():
+        return enter_plain(rules, operands)
+    if rules.closing:
         check_closures(rules.__name__, rules.closing)
-    if rules.packs or (active and rules.packs is None) or has_trees(operands):
+    if rules.packs is not False or has_trees(operands):
         return enter_packed(rules, operands)
-    if active and rules.maps_body and only_vmaps(operands):
+    if rules.maps_body and only_vmaps(operands):
         try:
             return rules.attempt(operands, lambda: run_inline(rules, operands))
         except Unmappable:  # from here on the batch is looped over
             return bind(rules, operands)
-    if needs_split(rules, active, operands):
+    if needs_split(rules, operands):
         return enter_split(rules, operands)
     versions = substrate.versions(operands)
     try:
@@ -92,6 +99,28 @@ def enter(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
             raise
         rules.note_residuals()
         return enter_split(rules, operands)
+    except Unmappable:  # the split class loops over the batch
+        return enter_split(rules, operands)
+    return flat_output(rules, operands, output, versions)
+
+
+def enter_plain(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
+    """A call with no level active."""
+    if rules.packs or has_trees(operands):
+        return enter_packed(rules, operands)
+    if rules.splits_always and rules.splits:
+        return enter_split(rules, operands)
+    versions = substrate.versions(operands)
+    output = run_plain(rules, operands)
+    if isinstance(output, torch.Tensor):
+        return output
+    return flat_output(rules, operands, output, versions)
+
+
+def flat_output(
+    rules: FunctionRules, operands: tuple[Any, ...], output: Any, versions: list[int]
+) -> Any:
+    """``output``; where it has containers, that of the call made again with them packed."""
     if not isinstance(output, torch.Tensor) and has_trees(as_tuple(output)):
         rules.packs = True
         if versions != substrate.versions(operands):
@@ -122,11 +151,17 @@ def enter_packed(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
     return packing.output(flat)
 
 
-def needs_split(rules: FunctionRules, active: bool, operands: tuple[Any, ...]) -> bool:
+def needs_split(rules: FunctionRules, operands: tuple[Any, ...]) -> bool:
     """True if what ``forward`` saves must be an output of its own, for other levels to see."""
-    if not (rules.splits and (active or rules.splits_always)):
-        return False
-    return not (rules.combined and rules.root.saves_no_residual and one_grad(operands))
+    if not rules.combined:
+        return rules.splits
+    top = substrate.top_transform()
+    if top == VMAP:
+        return not ((rules.vmap and batched_on_top(operands)) or only_vmaps(operands))
+    if top == GRAD and not rules.root.saves_no_residual:
+        return True
+    maps = substrate.level_depth() == 1 or (rules.vmap_method == "derive" and not rules.root.loops)
+    return not (maps and last_to_differentiate(operands))
 
 
 def enter_split(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:

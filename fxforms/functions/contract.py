@@ -43,6 +43,9 @@ class Rules(Protocol):
     def setup_context(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """The user's ``setup_context``, and what a derived backward needs beside it."""
 
+    def run_with_ctx(self, ctx: Any, operands: tuple[Any, ...]) -> Any:
+        """A ``forward`` in the combined form, at a level where nothing differentiates."""
+
     def forward_with_ctx(self, ctx: Any, *operands: Any) -> Any:
         """The user's ``forward`` in the combined form, and what a derived backward needs."""
 

@@ -25,6 +25,15 @@ def overwritten(name: str) -> RuleError:
     )
 
 
+def residual_after_change(name: str) -> RuleError:
+    """The error for a body that would have to run again and has changed its input."""
+    return RuleError(
+        f"{name} changed its input in place and left a tensor on ctx that is neither an input nor "
+        f"an output, where an earlier call left none. Save a tensor of that kind in every call, or "
+        f"in none."
+    )
+
+
 def values_of_samples(name: str) -> GradientError:
     """The error for a rule that needs each sample's own values at a level that sees the batch."""
     return GradientError(

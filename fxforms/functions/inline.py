@@ -12,15 +12,16 @@ from typing import Any
 import torch
 
 from fxforms import _substrate as substrate
-from fxforms.interpreters.levels import GRAD
-
-_VMAP = int(substrate.TransformType.Vmap)
+from fxforms.interpreters.levels import GRAD, JVP, VMAP
 
 
 def tracked(tensors: tuple[Any, ...]) -> bool:
     """True if plain autograd, in either mode, follows one of ``tensors``."""
-    if substrate.dual_level_open():
-        return True
+    return substrate.dual_level_open() or recorded(tensors)
+
+
+def recorded(tensors: tuple[Any, ...]) -> bool:
+    """True if plain reverse-mode autograd follows one of ``tensors``."""
     return torch.is_grad_enabled() and any(
         isinstance(x, torch.Tensor) and substrate.unbatched(x).requires_grad for x in tensors
     )
@@ -28,18 +29,26 @@ def tracked(tensors: tuple[Any, ...]) -> bool:
 
 def only_vmaps(operands: tuple[Any, ...]) -> bool:
     """True if every level is a vmap, and plain autograd follows none of ``operands``."""
-    levels = substrate.level_transforms()
-    return all(level == _VMAP for level in levels) and not tracked(operands)
+    return all(level == VMAP for level in substrate.level_transforms()) and not tracked(operands)
 
 
-def one_grad(operands: tuple[Any, ...]) -> bool:
-    """True if the only level is a grad, and plain autograd follows none of ``operands``."""
-    if substrate.level_depth() != 1 or substrate.level_transforms() != [GRAD]:
+def last_to_differentiate(operands: tuple[Any, ...]) -> bool:
+    """True if the top level is a grad or a jvp, and nothing below differentiates: only vmaps."""
+    *below, top = substrate.level_transforms()
+    if any(level != VMAP for level in below) or top not in (GRAD, JVP):
         return False
-    inner = [
-        substrate.unwrap_for_grad(x, 1) if isinstance(x, torch.Tensor) else x for x in operands
-    ]
-    return not tracked(tuple(inner))
+    if substrate.dual_level_open() and not (top == JVP and substrate.is_only_jvp_level()):
+        return False
+    level, unwrap = len(below) + 1, substrate.unwrap_for_grad
+    return not recorded(
+        tuple([unwrap(x, level) if isinstance(x, torch.Tensor) else x for x in operands])
+    )
+
+
+def batched_on_top(operands: tuple[Any, ...]) -> bool:
+    """True if the top level, a vmap, batches one of ``operands``."""
+    level, level_of = substrate.current_level(), substrate.level_of
+    return any(isinstance(x, torch.Tensor) and level_of(x) == level for x in operands)
 
 
 def run_untracked(body: Any, operands: tuple[Any, ...]) -> Any:

@@ -22,7 +22,10 @@ from fxforms.interpreters.vmap import check_pair
 
 def has_trees(values: tuple[Any, ...]) -> bool:
     """True if one of ``values`` is a container with a tensor in it."""
-    return any(not (is_atom(x) or isinstance(x, torch.Tensor)) and holds_tensor(x) for x in values)
+    for value in values:
+        if not (is_atom(value) or isinstance(value, torch.Tensor)) and holds_tensor(value):
+            return True
+    return False
 
 
 def holds_tensor(value: Any) -> bool:

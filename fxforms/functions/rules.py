@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -151,6 +151,12 @@ class FunctionRules:
             keep_for_transpose(ctx, operands)
         return output
 
+    def run_with_ctx(self, ctx: Any, operands: tuple[Any, ...]) -> Any:
+        """A ``forward`` in the combined form, at a level where nothing differentiates."""
+        given = (ctx, *live(operands))
+        run = partial(run_untracked, self.forward_with_ctx, given)
+        return self.attempt(given, run) if substrate.transforms_active() else run()
+
     def grad_rule(self, *operands: Any) -> Any:
         """A node of this Function in the graph of the top level."""
         return apply_single_level(self.node, operands)
@@ -160,8 +166,9 @@ class FunctionRules:
         if self.jvp is None and self.backward is None:
             raise no_derivative(self.__name__, "forward mode (jvp, jacfwd)")
         ctx = RuleContext(tuple([tangent is not None for tangent in tangents]), lowered=True)
-        outputs = self.bind(*primals)
-        self.function.setup_context(ctx, primals, outputs)
+        outputs = self.run_with_ctx(ctx, primals) if self.combined else self.bind(*primals)
+        if not self.combined:
+            self.function.setup_context(ctx, primals, outputs)
         flat = as_tuple(outputs)
         if self.jvp is None:
             ctx.saved_for_forward = None  # what runs is backward

@@ -16,7 +16,8 @@ from fxforms.errors import RuleError
 from fxforms.functions.context import NodeContext, among, as_tuple, attributes_of
 from fxforms.functions.contract import Rules
 from fxforms.functions.derive import Like
-from fxforms.functions.inline import one_grad, run_untracked
+from fxforms.functions.faults import residual_after_change
+from fxforms.functions.inline import last_to_differentiate
 from fxforms.interpreters import current_interpreter
 from fxforms.interpreters.grad import GradInterpreter
 
@@ -53,13 +54,10 @@ def single_level_class(rules: Rules) -> Any:
         assert isinstance(interpreter, GradInterpreter)
         inner = interpreter.unwrap(operands)
         with interpreter.lower():
-            if rules.combined:  # nothing below is differentiated: see functions/inline.py
-                lowered = run_untracked(rules.forward_with_ctx, (ctx, *inner))
-            else:
-                lowered = rules.bind(*inner)
+            lowered = rules.run_with_ctx(ctx, inner) if rules.combined else rules.bind(*inner)
         outputs = interpreter.wrap(lowered, inner, operands)
         if rules.combined:
-            lift_context(ctx, (*inner, *as_tuple(lowered)), (*operands, *as_tuple(outputs)))
+            lift_context(rules, ctx, (*inner, *as_tuple(lowered)), (*operands, *as_tuple(outputs)))
         else:
             set_up(rules, ctx, operands, outputs)
         check_dirty(rules, ctx.dirty_tensors, interpreter.level)
@@ -72,11 +70,16 @@ def single_level_class(rules: Rules) -> Any:
     return node
 
 
-def lift_context(ctx: Any, lowered: tuple[Any, ...], lifted: tuple[Any, ...]) -> None:
+def lift_context(rules: Rules, ctx: Any, lowered: tuple[Any, ...], lifted: tuple[Any, ...]) -> None:
     """Let what ``forward`` left on ``ctx`` of lowered tensors name the lifted ones.
 
     Raises HiddenResidual if there is a tensor among it that is no input or output.
     """
+
+    def residual() -> Exception:
+        if ctx.dirty_tensors:  # to run the body again would change the input again
+            return residual_after_change(rules.__name__)
+        return HiddenResidual()
 
     def lift(tensor: torch.Tensor | None) -> torch.Tensor | None:
         if tensor is None:
@@ -84,10 +87,11 @@ def lift_context(ctx: Any, lowered: tuple[Any, ...], lifted: tuple[Any, ...]) ->
         for x, y in zip(lowered, lifted):
             if tensor is x:
                 return y  # type: ignore[no-any-return]
-        raise HiddenResidual
+        raise residual()
 
-    if any(isinstance(x, torch.Tensor) for x in flatten(attributes_of(ctx))[0]):
-        raise HiddenResidual
+    attributes = attributes_of(ctx)
+    if attributes and any(isinstance(x, torch.Tensor) for x in flatten(attributes)[0]):
+        raise residual()
     ctx.save_for_backward(*map(lift, ctx.to_save or ()))
     ctx.save_for_forward(*map(lift, ctx.saved_for_forward or ()))
     ctx.mark_dirty(*map(lift, ctx.dirty_tensors or ()))
@@ -107,7 +111,7 @@ def set_up(rules: Rules, ctx: Any, operands: tuple[Any, ...], outputs: Any) -> N
     fixed = ctx.non_differentiable
     watched = fixed and rules.watches and not ctx.dirty_tensors
     if watched and any(hides(x, fixed) for x in ctx.to_save or ()):
-        if not one_grad(operands):
+        if not last_to_differentiate(operands):
             raise HiddenResidual
         rules.note_residuals()  # nothing here asks for its derivative; a later call may
 

@@ -19,6 +19,8 @@ from fxforms import _substrate as substrate
 from fxforms.errors import SAVED_HOOKS, UnsupportedError
 
 GRAD = int(substrate.TransformType.Grad)
+JVP = int(substrate.TransformType.Jvp)
+VMAP = int(substrate.TransformType.Vmap)
 
 
 class grad_level:
