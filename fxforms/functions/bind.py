@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,17 +15,17 @@ from fxforms.interpreters import Primitive, current_interpreter
 
 def bind(primitive: Primitive, operands: tuple[Any, ...]) -> Any:
     """The operator on an instance that is already resolved to its rules."""
+    operands = live(operands)
     if not substrate.transforms_active():
         return run_plain(primitive, operands)
-    operands = live(operands)
     check_levels(primitive, operands)
     return current_interpreter().process(primitive, operands)
 
 
-def run_plain(primitive: Primitive, operands: tuple[Any, ...]) -> Any:
+def run_plain(primitive: Primitive, operands: Sequence[Any]) -> Any:
     """The body, where no level is left, under plain autograd."""
     try:
-        return primitive.evaluate(*live(operands))
+        return primitive.evaluate(*operands)
     except ValueNeeded as error:
         return primitive.staged(error, operands)
     except RuntimeError as error:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from fxforms import _substrate as substrate
+from fxforms._tree import is_atom
 from fxforms.functions.bind import bind, live, run_plain
 from fxforms.functions.closures import check_closures
 from fxforms.functions.context import RuleContext, as_tuple
@@ -27,11 +28,11 @@ from fxforms.functions.inline import (
 )
 from fxforms.functions.loop import Unmappable
 from fxforms.functions.opaque import ValueNeeded
-from fxforms.functions.packed import Packing, has_trees
+from fxforms.functions.packed import Packing, has_trees, holds_tensor
 from fxforms.functions.recorded import Call
 from fxforms.functions.rules import FunctionRules
 from fxforms.functions.single_level import HiddenResidual
-from fxforms.interpreters.levels import GRAD, VMAP
+from fxforms.interpreters.levels import GRAD, JVP, VMAP
 
 
 def custom_function_call(fn: Any, *operands: Any) -> Any:
@@ -101,32 +102,38 @@ def enter(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
         return enter_split(rules, operands)
     except Unmappable:  # the split class loops over the batch
         return enter_split(rules, operands)
-    return flat_output(rules, operands, output, versions)
+    if isinstance(output, torch.Tensor) or not has_trees(as_tuple(output)):
+        return output
+    return enter_again(rules, operands, versions != substrate.versions(operands))
 
 
 def enter_plain(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
-    """A call with no level active."""
-    if rules.packs or has_trees(operands):
+    """A call with no level active: one loop over the operands, for here its cost shows."""
+    if rules.packs:
         return enter_packed(rules, operands)
+    given, versions = [], []
+    for operand in operands:
+        if isinstance(operand, torch.Tensor):
+            operand = substrate.unwrap_if_dead(operand)
+            if not operand.is_inference():
+                versions.append((operand, operand._version))
+        elif not is_atom(operand) and holds_tensor(operand):
+            return enter_packed(rules, operands)
+        given.append(operand)
     if rules.splits_always and rules.splits:
         return enter_split(rules, operands)
-    versions = substrate.versions(operands)
-    output = run_plain(rules, operands)
-    if isinstance(output, torch.Tensor):
+    output = run_plain(rules, given)
+    if isinstance(output, torch.Tensor) or not has_trees(as_tuple(output)):
         return output
-    return flat_output(rules, operands, output, versions)
+    return enter_again(rules, operands, any(x._version != before for x, before in versions))
 
 
-def flat_output(
-    rules: FunctionRules, operands: tuple[Any, ...], output: Any, versions: list[int]
-) -> Any:
-    """``output``; where it has containers, that of the call made again with them packed."""
-    if not isinstance(output, torch.Tensor) and has_trees(as_tuple(output)):
-        rules.packs = True
-        if versions != substrate.versions(operands):
-            raise overwritten(rules.__name__)
-        return enter_packed(rules, operands)
-    return output
+def enter_again(rules: FunctionRules, operands: tuple[Any, ...], changed: bool) -> Any:
+    """A call whose output had containers, with them packed; ``changed`` operands forbid it."""
+    rules.packs = True
+    if changed:
+        raise overwritten(rules.__name__)
+    return enter_packed(rules, operands)
 
 
 def run_inline(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
@@ -158,10 +165,10 @@ def needs_split(rules: FunctionRules, operands: tuple[Any, ...]) -> bool:
     top = substrate.top_transform()
     if top == VMAP:
         return not ((rules.vmap and batched_on_top(operands)) or only_vmaps(operands))
-    if top == GRAD and not rules.root.saves_no_residual:
+    if top not in (GRAD, JVP) or (top == GRAD and not rules.root.saves_no_residual):
         return True
     maps = substrate.level_depth() == 1 or (rules.vmap_method == "derive" and not rules.root.loops)
-    return not (maps and last_to_differentiate(operands))
+    return not (maps and last_to_differentiate(operands, top))
 
 
 def enter_split(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:

@@ -7,12 +7,13 @@ same and two or three levels are not entered again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from fxforms import _substrate as substrate
-from fxforms.interpreters.levels import GRAD, JVP, VMAP
+from fxforms.interpreters.levels import JVP, VMAP
 
 
 def tracked(tensors: tuple[Any, ...]) -> bool:
@@ -20,11 +21,13 @@ def tracked(tensors: tuple[Any, ...]) -> bool:
     return substrate.dual_level_open() or recorded(tensors)
 
 
-def recorded(tensors: tuple[Any, ...]) -> bool:
+def recorded(tensors: Sequence[Any]) -> bool:
     """True if plain reverse-mode autograd follows one of ``tensors``."""
-    return torch.is_grad_enabled() and any(
-        isinstance(x, torch.Tensor) and substrate.unbatched(x).requires_grad for x in tensors
-    )
+    if torch.is_grad_enabled():
+        for x in tensors:
+            if isinstance(x, torch.Tensor) and substrate.unbatched(x).requires_grad:
+                return True
+    return False
 
 
 def only_vmaps(operands: tuple[Any, ...]) -> bool:
@@ -32,17 +35,18 @@ def only_vmaps(operands: tuple[Any, ...]) -> bool:
     return all(level == VMAP for level in substrate.level_transforms()) and not tracked(operands)
 
 
-def last_to_differentiate(operands: tuple[Any, ...]) -> bool:
-    """True if the top level is a grad or a jvp, and nothing below differentiates: only vmaps."""
-    *below, top = substrate.level_transforms()
-    if any(level != VMAP for level in below) or top not in (GRAD, JVP):
+def last_to_differentiate(operands: tuple[Any, ...], transform: int) -> bool:
+    """True if nothing below the top level, a grad or a jvp, differentiates: there are only vmaps.
+
+    ``transform`` is that of the top level.
+    """
+    depth = substrate.level_depth()
+    if depth > 1 and any(level != VMAP for level in substrate.level_transforms()[:-1]):
         return False
-    if substrate.dual_level_open() and not (top == JVP and substrate.is_only_jvp_level()):
+    if substrate.dual_level_open() and not (transform == JVP and substrate.is_only_jvp_level()):
         return False
-    level, unwrap = len(below) + 1, substrate.unwrap_for_grad
-    return not recorded(
-        tuple([unwrap(x, level) if isinstance(x, torch.Tensor) else x for x in operands])
-    )
+    unwrap = substrate.unwrap_for_grad
+    return not recorded([unwrap(x, depth) for x in operands if isinstance(x, torch.Tensor)])
 
 
 def batched_on_top(operands: tuple[Any, ...]) -> bool:

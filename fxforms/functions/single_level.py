@@ -20,6 +20,7 @@ from fxforms.functions.faults import residual_after_change
 from fxforms.functions.inline import last_to_differentiate
 from fxforms.interpreters import current_interpreter
 from fxforms.interpreters.grad import GradInterpreter
+from fxforms.interpreters.levels import GRAD
 
 
 def context_class(rules: Rules, function: type) -> type[NodeContext]:
@@ -92,10 +93,14 @@ def lift_context(rules: Rules, ctx: Any, lowered: tuple[Any, ...], lifted: tuple
     attributes = attributes_of(ctx)
     if attributes and any(isinstance(x, torch.Tensor) for x in flatten(attributes)[0]):
         raise residual()
-    ctx.save_for_backward(*map(lift, ctx.to_save or ()))
-    ctx.save_for_forward(*map(lift, ctx.saved_for_forward or ()))
-    ctx.mark_dirty(*map(lift, ctx.dirty_tensors or ()))
-    ctx.mark_non_differentiable(*map(lift, ctx.non_differentiable or ()))
+    if ctx.to_save:
+        ctx.save_for_backward(*map(lift, ctx.to_save))
+    if ctx.saved_for_forward:
+        ctx.save_for_forward(*map(lift, ctx.saved_for_forward))
+    if ctx.dirty_tensors:
+        ctx.mark_dirty(*map(lift, ctx.dirty_tensors))
+    if ctx.non_differentiable:
+        ctx.mark_non_differentiable(*map(lift, ctx.non_differentiable))
 
 
 def set_up(rules: Rules, ctx: Any, operands: tuple[Any, ...], outputs: Any) -> None:
@@ -111,7 +116,7 @@ def set_up(rules: Rules, ctx: Any, operands: tuple[Any, ...], outputs: Any) -> N
     fixed = ctx.non_differentiable
     watched = fixed and rules.watches and not ctx.dirty_tensors
     if watched and any(hides(x, fixed) for x in ctx.to_save or ()):
-        if not last_to_differentiate(operands):
+        if not last_to_differentiate(operands, GRAD):
             raise HiddenResidual
         rules.note_residuals()  # nothing here asks for its derivative; a later call may
 

@@ -25,7 +25,7 @@ class Primitive(Protocol):
     def evaluate(self, *operands: Any) -> Any:
         """The body, with no level active, under ordinary autograd."""
 
-    def staged(self, error: Any, operands: tuple[Any, ...]) -> Any:
+    def staged(self, error: Any, operands: Sequence[Any]) -> Any:
         """The body as one call node of a graph, after ``error`` said that it cannot be traced."""
         raise error
 
