@@ -174,7 +174,7 @@ def needs_split(rules: FunctionRules, operands: tuple[Any, ...]) -> bool:
 def enter_split(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
     """A call of a Function whose residuals the levels must see."""
     call = Call(operands)
-    outputs = rules.split.bind(call, *operands)
+    outputs = as_tuple(rules.split.bind(call, *operands))
     if rules.root.saves_no_residual is None:
         rules.root.saves_no_residual = call.saves_no_residual()
     return outputs[0] if call.single else outputs[: call.count]

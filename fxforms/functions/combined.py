@@ -23,7 +23,7 @@ import torch
 
 from fxforms import _substrate as substrate
 from fxforms.errors import GradientError
-from fxforms.functions.context import RuleContext
+from fxforms.functions.context import RuleContext, among, as_tuple
 from fxforms.functions.contract import Rules
 from fxforms.functions.derive import Like, transpose
 from fxforms.functions.once import once_differentiable
@@ -45,21 +45,23 @@ def run_body(rules: Rules, ctx: RuleContext, operands: tuple[Any, ...]) -> Any:
 def split_class(rules: Rules) -> Any:
     """The functional form of ``rules``' Function; operand 0 is a Call, residuals come last."""
 
-    def forward(call: Call, *operands: Any) -> tuple[Any, ...]:
+    def forward(call: Call, *operands: Any) -> Any:
         operands = distinct(operands)
         ctx = call.new_context()
         if rules.root.body_is_known:
-            return call.record(ctx, operands, run_body(rules, ctx, operands))
-        with Noted() as noted:
-            output = run_body(rules, ctx, operands)
-        rules.root.body_is_known = True
-        result = call.record(ctx, operands, output)
-        if noted.left_torch and call.keeps_values():
-            rules.split.once = values_kept(rules.__name__)
-        return result
+            result = call.record(ctx, operands, run_body(rules, ctx, operands))
+        else:
+            with Noted() as noted:
+                output = run_body(rules, ctx, operands)
+            rules.root.body_is_known = True
+            result = call.record(ctx, operands, output)
+            if noted.left_torch and call.keeps_values():
+                rules.split.once = values_kept(rules.__name__)
+        is_one = call.single and len(result) == 1 and isinstance(result[0], torch.Tensor)
+        return result[0] if is_one else result
 
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
-        set_up_split(inputs[0], ctx, inputs[1:], outputs)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
+        set_up_split(inputs[0], ctx, inputs[1:], as_tuple(outputs))
 
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
         return (None, *split_backward(rules, ctx, cotangents))
@@ -78,22 +80,25 @@ def split_class(rules: Rules) -> Any:
 
 def set_up_split(call: Call, ctx: Any, operands: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
     """Save what the rules need at this level, and the inputs if a residual may need them."""
-    kinds = {"input": operands, "output": outputs, "residual": outputs[call.count :]}
-    tensors = [kinds[ref.kind][ref.index] for ref in call.refs]
-    level = substrate.level_depth() + ctx._fx_lowered
+    known = (*operands, *outputs)
+    tensors = [known[ref.position] for ref in call.refs]
+    fixed = [outputs[i] for i in call.fixed]
     ctx._fx_kept = None
-    plain = ctx._fx_plain or not (ctx._fx_lowered or substrate.transforms_active())
-    if (plain or level < call.depth) and any(call.residual_likes):
-        ctx._fx_kept = tuple([_TENSOR if isinstance(x, torch.Tensor) else x for x in operands])
-        tensors += [x for x in operands if isinstance(x, torch.Tensor)]
+    if any(call.residual_likes):
+        level = substrate.level_depth() + ctx._fx_lowered
+        plain = ctx._fx_plain or not (ctx._fx_lowered or substrate.transforms_active())
+        if plain or level < call.depth:
+            ctx._fx_kept = tuple([_TENSOR if isinstance(x, torch.Tensor) else x for x in operands])
+            tensors += [x for x in operands if isinstance(x, torch.Tensor)]
+    if ctx._fx_lowered and ctx._fx_kept is None:  # a jvp rule is not asked for their tangents
+        fixed += outputs[call.count :]
     ctx.save_for_backward(*tensors)
     ctx.save_for_forward(*tensors)
     ctx._fx_call = call
-    ctx.mark_dirty(*[operands[i] for i in call.dirty])
-    fixed = [outputs[i] for i in call.fixed]
-    if ctx._fx_lowered and ctx._fx_kept is None:  # a jvp rule is not asked for their tangents
-        fixed += outputs[call.count :]
-    ctx.mark_non_differentiable(*fixed)
+    if call.dirty:
+        ctx.mark_dirty(*[operands[i] for i in call.dirty])
+    if fixed:
+        ctx.mark_non_differentiable(*fixed)
     ctx.set_materialize_grads(False)
     if call.samples and isinstance(ctx, RuleContext):
         ctx._fx_samples = call.sample_level, sample_contexts(ctx)
@@ -136,7 +141,7 @@ def zeros_if_asked(
     call: Call, values: tuple[Any, ...], likes: tuple[Like | None, ...]
 ) -> tuple[Any, ...]:
     """``values`` with absent ones as zeros, unless ``forward`` turned that off."""
-    if not call.materialize:
+    if not (call.materialize and among(None, values)):
         return values
     return tuple([x.zeros() if v is None and x else v for v, x in zip(values, likes)])
 
@@ -163,9 +168,8 @@ def split_backward(
     gradients: list[torch.Tensor | None] = [None] * len(call.input_likes)
     if any(ct is not None for ct in own):
         filled = zeros_if_asked(call, own, call.output_likes)
-        gradients = list(rules.gradients(call.restore(ctx, rules.transposes_jvp), filled))[
-            : len(gradients)
-        ]
+        found = rules.gradients(call.restore(ctx, rules.transposes_jvp), filled)
+        gradients = list(found[: len(gradients)])
     if any(ct is not None for ct in residual):
         extra = residual_gradients(rules, ctx, residual)
         gradients = [

@@ -40,13 +40,12 @@ def last_to_differentiate(operands: tuple[Any, ...], transform: int) -> bool:
 
     ``transform`` is that of the top level.
     """
-    depth = substrate.level_depth()
+    depth, unwrap = substrate.level_depth(), substrate.unwrap_for_grad
+    if recorded([unwrap(x, depth) for x in operands if isinstance(x, torch.Tensor)]):
+        return False
     if depth > 1 and any(level != VMAP for level in substrate.level_transforms()[:-1]):
         return False
-    if substrate.dual_level_open() and not (transform == JVP and substrate.is_only_jvp_level()):
-        return False
-    unwrap = substrate.unwrap_for_grad
-    return not recorded([unwrap(x, depth) for x in operands if isinstance(x, torch.Tensor)])
+    return not substrate.dual_level_open() or (transform == JVP and substrate.is_only_jvp_level())
 
 
 def batched_on_top(operands: tuple[Any, ...]) -> bool:

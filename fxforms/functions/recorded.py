@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,16 @@ from fxforms.functions.context import RuleContext, among, as_tuple, attributes_o
 from fxforms.functions.derive import Like
 
 
-@dataclass(frozen=True, slots=True)
 class Ref:
-    """A tensor on ``ctx``: which input, output or residual it is."""
+    """A tensor on ``ctx``, by its position among inputs, outputs and residuals in that order."""
 
-    kind: str
-    index: int
+    __slots__ = ("position",)
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+
+
+reference = cache(Ref)  # one object for a position, so that those of two calls compare equal
 
 
 class Call:
@@ -32,22 +36,23 @@ class Call:
     plain autograd differentiates its own backward pass.
     """
 
+    single = False
+    count = 0
+    saved: tuple[Ref | None, ...] = ()
+    saved_for_forward: tuple[Ref | None, ...] | None = None
+    dirty: Sequence[int] = ()
+    fixed: Sequence[int] = ()
+    materialize = True
+    output_likes: tuple[Like | None, ...] = ()
+    residual_likes: tuple[Like | None, ...] = ()
+    refs: Sequence[Ref] = ()
+    samples: Sequence[Call] = ()
+    sample_level = 0
+
     def __init__(self, operands: tuple[Any, ...]) -> None:
+        self.attributes: dict[str, Any] = {}
         self.depth = substrate.level_depth()
         self.input_likes = tuple([Like.of(x) for x in operands])
-        self.single = False
-        self.count = 0
-        self.saved: tuple[Ref | None, ...] = ()
-        self.saved_for_forward: tuple[Ref | None, ...] | None = None
-        self.attributes: dict[str, Any] = {}
-        self.dirty: list[int] = []
-        self.fixed: list[int] = []
-        self.materialize = True
-        self.output_likes: tuple[Like | None, ...] = ()
-        self.residual_likes: tuple[Like | None, ...] = ()
-        self.refs: list[Ref] = []
-        self.samples: list[Call] = []
-        self.sample_level = 0
 
     def split_batch(self, name: str, samples: list[Call], level: int) -> None:
         """Take over the calls of the samples of a batch at vmap ``level``, looped over.
@@ -81,29 +86,36 @@ class Call:
                 for x in as_tuple(output)
             ]
         )
-        residuals: list[torch.Tensor] = []
+        known = [*operands, *outputs]
+        self.count = len(outputs)
+        self.output_likes = tuple([Like.of(x) for x in outputs])
+        if ctx.non_differentiable:
+            self.fixed = [i for i, x in enumerate(outputs) if among(x, ctx.non_differentiable)]
+        if ctx.dirty_tensors:
+            self.dirty = [i for i, x in enumerate(operands) if among(x, ctx.dirty_tensors)]
+        found: dict[Ref, None] = {}
 
         def refer(tensor: torch.Tensor | None) -> Ref | None:
             if tensor is None:
                 return None
-            for kind, known in (("input", operands), ("output", outputs), ("residual", residuals)):
-                for index, other in enumerate(known):
-                    if tensor is other and not (kind == "output" and index in self.fixed):
-                        return Ref(kind, index)
-            residuals.append(tensor.view_as(tensor) if among(tensor, outputs) else tensor)
-            return Ref("residual", len(residuals) - 1)
+            for position, other in enumerate(known):
+                if tensor is other and position - len(operands) not in self.fixed:
+                    break
+            else:
+                position = len(known)
+                known.append(tensor.view_as(tensor) if among(tensor, outputs) else tensor)
+            ref = reference(position)
+            found[ref] = None
+            return ref
 
-        self.count = len(outputs)
-        self.output_likes = tuple([Like.of(x) for x in outputs])
-        self.fixed = [i for i, x in enumerate(outputs) if among(x, ctx.non_differentiable)]
-        self.dirty = [i for i, x in enumerate(operands) if among(x, ctx.dirty_tensors)]
         self.saved = tuple([refer(x) for x in ctx.to_save])
         if ctx.saved_for_forward is not None:
             self.saved_for_forward = tuple([refer(x) for x in ctx.saved_for_forward])
         self.attributes = {k: map_tensors(refer, v) for k, v in attributes_of(ctx).items()}
         self.materialize = ctx.materialize_grads
+        self.refs = list(found)
+        residuals = known[len(operands) + self.count :]
         self.residual_likes = tuple([Like.of(x) for x in residuals])
-        self.refs = self._distinct_refs()
         return (*outputs, *residuals)
 
     def keeps_values(self) -> bool:
@@ -116,17 +128,6 @@ class Call:
         leaves = flatten(self.attributes)[0]
         return not (self.residual_likes or any(isinstance(leaf, Ref) for leaf in leaves))
 
-    def _distinct_refs(self) -> list[Ref]:
-        """Every tensor that the rules need, once."""
-        found: dict[Ref, None] = {}
-        named = [*self.saved, *(self.saved_for_forward or ())]
-        for value in self.attributes.values():
-            map_leaves(named.append, value)
-        for ref in named:
-            if isinstance(ref, Ref):
-                found[ref] = None
-        return list(found)
-
     def restore(self, ctx: Any, forward: bool) -> RuleContext:
         """The user's ``ctx`` at the level of ``ctx``, for a jvp rule if ``forward``."""
         lookup = dict(zip(self.refs, ctx.saved_tensors))
@@ -138,13 +139,9 @@ class Call:
         def find(leaf: Any) -> Any:
             return lookup[leaf] if isinstance(leaf, Ref) else leaf
 
-        def place(index: int | None, put: Callable[[Any], Any]) -> RuleContext:
-            call = self if index is None else self.samples[index]
-            return call.build({ref: put(x) for ref, x in lookup.items()}, needs, forward)
-
         context = RuleContext(needs)
         if self.samples:
-            context._fx_samples = self.sample_level, place
+            context._fx_samples = self.sample_level, self._contexts(lookup, needs, forward)
         saved = self.saved_for_forward if forward and self.saved_for_forward else self.saved
         context.to_save = tuple([find(ref) for ref in saved])
         context._fx_input_likes = self.input_likes
@@ -152,6 +149,15 @@ class Call:
         for name, value in self.attributes.items():
             setattr(context, name, map_leaves(find, value))
         return context
+
+    def _contexts(self, lookup: dict[Ref, Any], needs: tuple[bool, ...], forward: bool) -> Any:
+        """How to make the ``ctx`` of one sample from the tensors of ``lookup``."""
+
+        def place(index: int | None, put: Callable[[Any], Any]) -> RuleContext:
+            call = self if index is None else self.samples[index]
+            return call.build({ref: put(x) for ref, x in lookup.items()}, needs, forward)
+
+        return place
 
 
 def differs(a: dict[str, Any], b: dict[str, Any]) -> bool:
@@ -169,6 +175,8 @@ def distinct(operands: tuple[Any, ...]) -> tuple[Any, ...]:
 
     They may be different tensors at the levels above.
     """
+    if len(operands) < 2:
+        return operands
     seen: set[int] = set()
     result = []
     for operand in operands:
