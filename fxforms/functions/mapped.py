@@ -18,7 +18,7 @@ from fxforms.errors import GradientError, describe
 from fxforms.functions.context import RuleContext, as_tuple, attributes_of
 from fxforms.functions.contract import Rules
 from fxforms.functions.once import once_differentiable
-from fxforms.interpreters import VmapInfo, vmap_level
+from fxforms.interpreters import VmapInfo
 
 Dims = tuple[int | None, ...]
 Place = Callable[[Any, int | None], Any]
@@ -38,8 +38,12 @@ class Mapping:
 
     def run(self, body: Callable[[int], Any]) -> Any:
         """``body(level)`` under a vmap level of this call's batch."""
-        with vmap_level(self.info.batch_size, self.info.randomness) as level:
+        size, randomness = self.info
+        level = substrate.enter_vmap(size, randomness)  # vmap_level, without its object
+        try:
             return body(level)
+        finally:
+            substrate.exit_vmap()
 
 
 class Slot:
@@ -60,7 +64,13 @@ def batch_one(value: Any, dim: int | None, level: int) -> Any:
 
 def batch(values: tuple[Any, ...], dims: Dims, level: int) -> tuple[Any, ...]:
     """``values`` batched at ``level``."""
-    return tuple([batch_one(value, dim, level) for value, dim in zip(values, dims)])
+    add = substrate.add_batch_dim
+    return tuple(
+        [
+            value if dim is None or not isinstance(value, torch.Tensor) else add(value, dim, level)
+            for value, dim in zip(values, dims)
+        ]
+    )
 
 
 def mapped_class(rules: Rules) -> Any:
@@ -93,12 +103,12 @@ def mapped_class(rules: Rules) -> Any:
 def run_forward(rules: Rules, mapping: Mapping, operands: tuple[Any, ...], level: int) -> Any:
     """The user's ``forward`` on one batch; records ``out_dims`` on ``mapping``."""
     outputs = rules.function.forward(*batch(operands, mapping.in_dims, level))
-    single = not isinstance(outputs, tuple)
-    pairs = [unbatch_output(output, mapping, operands, level) for output in as_tuple(outputs)]
-    values = tuple([value for value, _ in pairs])
-    dims = tuple([dim for _, dim in pairs])
-    mapping.out_dims = dims[0] if single else dims
-    return values[0] if single else values
+    if not isinstance(outputs, tuple):
+        value, mapping.out_dims = unbatch_output(outputs, mapping, operands, level)
+        return value
+    pairs = [unbatch_output(output, mapping, operands, level) for output in outputs]
+    mapping.out_dims = tuple([dim for _, dim in pairs])
+    return tuple([value for value, _ in pairs])
 
 
 def unbatch_output(
@@ -176,14 +186,20 @@ def run_setup(
     record.attributes = {k: map_tensors(keep, v) for k, v in attributes_of(context).items()}
     record.attribute_count = len(attributes)
     saved = unbatch((*attributes, *context.to_save))
-    ctx.save_for_backward(*[value for value, _ in saved])
-    record.backward_dims = tuple([dim for _, dim in saved])
-    forward_saved = unbatch((*attributes, *context.saved_tensors))
-    ctx.save_for_forward(*[value for value, _ in forward_saved])
-    record.forward_dims = tuple([dim for _, dim in forward_saved])
-    ctx.mark_dirty(*[value for value, _ in unbatch(context.dirty_tensors)])
-    ctx.mark_non_differentiable(*[value for value, _ in unbatch(context.non_differentiable)])
-    ctx.set_materialize_grads(context.materialize_grads)
+    values = [value for value, _ in saved]
+    ctx.save_for_backward(*values)
+    record.backward_dims = record.forward_dims = tuple([dim for _, dim in saved])
+    if context.saved_for_forward is not None:
+        saved = unbatch((*attributes, *context.saved_for_forward))
+        values = [value for value, _ in saved]
+        record.forward_dims = tuple([dim for _, dim in saved])
+    ctx.save_for_forward(*values)
+    if context.dirty_tensors:
+        ctx.mark_dirty(*[value for value, _ in unbatch(context.dirty_tensors)])
+    if context.non_differentiable:
+        ctx.mark_non_differentiable(*[value for value, _ in unbatch(context.non_differentiable)])
+    if not context.materialize_grads:
+        ctx.set_materialize_grads(False)
     ctx._fx_record = record
 
 
@@ -232,9 +248,11 @@ def run_backward(
 
 def reduce_to(gradient: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     """``gradient`` summed to ``shape`` if that broadcasts to it; else as it is, for the engine."""
+    if gradient.shape == shape:
+        return gradient
     tail = gradient.shape[gradient.dim() - len(shape) :]
     fits = len(shape) <= gradient.dim() and all(a in (1, b) for a, b in zip(shape, tail))
-    return gradient.sum_to_size(shape) if fits and gradient.shape != shape else gradient
+    return gradient.sum_to_size(shape) if fits else gradient
 
 
 def place_gradient(
