@@ -122,7 +122,12 @@ def enter_plain(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
         given.append(operand)
     if rules.splits_always and rules.splits:
         return enter_split(rules, operands)
-    output = run_plain(rules, given)
+    try:
+        output = run_plain(rules, given)
+    except ValueNeeded:
+        if not rules.combined:
+            raise
+        return enter_split(rules, operands)  # what forward saves becomes outputs of a call node
     if isinstance(output, torch.Tensor) or not has_trees(as_tuple(output)):
         return output
     return enter_again(rules, operands, any(x._version != before for x, before in versions))

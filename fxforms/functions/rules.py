@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -126,12 +126,12 @@ class FunctionRules:
                 return self.staged(error, operands)
         return bind(self, operands)
 
-    def staged(self, error: ValueNeeded, operands: tuple[Any, ...]) -> Any:
+    def staged(self, error: ValueNeeded, operands: Sequence[Any]) -> Any:
         """``forward`` as one call node of the graph that is being traced."""
         if self.combined:  # the residuals must be outputs of the node: enter splits it
             raise error
         staged = FunctionRules(opaque_class(self, error.stage), self.root, watches=False)
-        return staged.evaluate(*live(operands))
+        return staged.evaluate(*live(tuple(operands)))
 
     def note_residuals(self) -> None:
         """A call has shown that this class hides a residual: split it from here on."""
@@ -279,7 +279,7 @@ class SplitRules(FunctionRules):
         super().__init__(split_class(source), source.root, watches=False)
         self.source = source
 
-    def staged(self, error: ValueNeeded, operands: tuple[Any, ...]) -> Any:
+    def staged(self, error: ValueNeeded, operands: Sequence[Any]) -> Any:
         """``forward`` as one call node; what it leaves on ``ctx`` must be tensors."""
         outputs = super().staged(error, operands)
         if operands[0].keeps_values():

@@ -7,6 +7,7 @@ acquires first and restores in ``__exit__``, so that the stack is right after an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
 import torch
