@@ -112,6 +112,7 @@ def sequential(
         ]
         return [torch.stack(outputs) for outputs in zip(*samples)]
 
+    run.__qualname__ = function.__qualname__
     return run
 
 
@@ -193,4 +194,5 @@ def flat_function(
             )
         return outputs
 
+    function.__qualname__ = name_of(callback)
     return function

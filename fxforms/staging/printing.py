@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import re
-import string
 from collections.abc import Callable
 from typing import Any
 
@@ -62,6 +60,19 @@ class Printing(Primitive):
         return Printing(each).bind(*operands), ()
 
 
+class Anything:
+    """Stands for a value whose format is not looked at."""
+
+    def __format__(self, spec: str) -> str:
+        return ""
+
+    def __getattr__(self, name: str) -> Anything:
+        return self
+
+    def __getitem__(self, key: Any) -> Anything:
+        return self
+
+
 def print(text: str, *args: Any, **kwargs: Any) -> None:
     """Print ``text.format(*args, **kwargs)`` with the values of the tensors in it.
 
@@ -95,8 +106,9 @@ def print(text: str, *args: Any, **kwargs: Any) -> None:
         both: Any = spec.unflatten([next(given) if t else x for x, t in zip(template, where)])
         builtins.print(text.format(*both[0], **both[1]), flush=True)
 
-    for _, field, _, _ in string.Formatter().parse(text):
-        name = re.split(r"[.\[]", field or "0")[0]
-        if field and not (name in kwargs or (name.isdigit() and int(name) < len(args))):
-            raise ArgumentError(f"debug.print({text!r}): there is no argument for {{{field}}}.")
+    anything = Anything()
+    try:
+        text.format(*[anything for _ in args], **{name: anything for name in kwargs})
+    except (IndexError, KeyError) as error:
+        raise ArgumentError(f"debug.print({text!r}): no argument for a field ({error}).") from None
     Printing(show).bind(*[x for x in leaves if isinstance(x, torch.Tensor)])
