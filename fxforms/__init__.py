@@ -36,17 +36,22 @@ from fxforms.transforms import (
 )
 
 if TYPE_CHECKING:
+    from fxforms.staging.backward.capture import CapturedBackward, capture_backward
+    from fxforms.staging.backward.compiled_backward import compiled_backward
     from fxforms.staging.callback import pure_callback
     from fxforms.staging.explain import eval_shape, explain, trace
     from fxforms.staging.export import load, save
     from fxforms.staging.jit import jit
 
 __all__ = [
+    "CapturedBackward",
     "Function",
     "UnmappableWarning",
     "VmapInfo",
     "adopt",
     "adopt_all",
+    "capture_backward",
+    "compiled_backward",
     "custom_function_call",
     "custom_jvp",
     "custom_vjp",
@@ -76,7 +81,20 @@ __all__ = [
     "vmap",
 ]
 
-_STAGED = frozenset({"eval_shape", "explain", "jit", "load", "pure_callback", "save", "trace"})
+_STAGED = frozenset(
+    {
+        "CapturedBackward",
+        "capture_backward",
+        "compiled_backward",
+        "eval_shape",
+        "explain",
+        "jit",
+        "load",
+        "pure_callback",
+        "save",
+        "trace",
+    }
+)
 
 
 def __getattr__(name: str) -> Any:

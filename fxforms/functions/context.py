@@ -27,6 +27,10 @@ class NodeContext(substrate.BackwardCFunction):
         saved = substrate.read_saved_tensors(self)
         return tuple([None if x is None else unwrap(x) for x in saved])
 
+    def _compiled_autograd_key(self) -> tuple[int, ...]:
+        """What tells this node from others of its shape, to the engine's capture of a pass."""
+        return (self._autograd_function_id,)  # type: ignore[attr-defined]
+
     def apply(self, *cotangents: Any) -> Any:
         """Called by the autograd engine: the Function's backward rule."""
         return self._rules.run_backward(self, cotangents)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -76,6 +77,13 @@ def _name(node: Node) -> str:
 def _is_builtin(node: Node) -> bool:
     """False for an operator that Python implements."""
     return getattr(node.target, "namespace", "aten") in ("aten", "prims")
+
+
+def compile_module(graph: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+    """``graph`` compiled for inputs like ``examples``; called as it is."""
+    with _lock:
+        compiled: Callable[..., Any] = torch._inductor.compile(graph, list(examples))
+    return compiled
 
 
 def write_package(module: torch.nn.Module, args: tuple[Any, ...], path: str) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 import warnings
 import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from fxforms.errors import CompileWarning
@@ -22,12 +23,22 @@ class Compilable(Protocol):
     compiled_in: float | None
 
 
+def backends() -> Any:
+    """The adapter over the compiler, which is slow to import and not always used."""
+    return importlib.import_module("fxforms.staging.backends")
+
+
+def compile_module(graph: Any, examples: Sequence[Any]) -> Callable[..., Any]:
+    """The GraphModule ``graph`` compiled for inputs like ``examples``; called as it is."""
+    compiled: Callable[..., Any] = backends().compile_module(graph, examples)
+    return compiled
+
+
 def compile_now(program: Compilable) -> None:
     """Compile ``program``; if that fails its graph goes on running, and a warning says so."""
     started = time.perf_counter()
     try:
-        backends = importlib.import_module("fxforms.staging.backends")  # slow, and not always used
-        program.executable = backends.compile_graph(program.traced.graph)
+        program.executable = backends().compile_graph(program.traced.graph)
     except Exception as error:  # whatever the compiler trips over
         warn_failed(program.__name__, error)
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -11,10 +10,9 @@ import torch
 
 from fxforms._tree import leaves
 from fxforms.errors import ArgumentError, TraceError, name_of
+from fxforms.staging.compiler import backends
 from fxforms.staging.entry import Entry
 from fxforms.staging.jit import Jitted, jit
-
-_BACKENDS = "fxforms.staging.backends"  # slow to import, and not always used
 
 
 class Exported(torch.nn.Module):
@@ -66,7 +64,7 @@ def save(func: Callable[..., Any], path: str | os.PathLike[str], *args: Any) -> 
             f"save of {name_of(func)}: it {what}, which a file cannot hold. Return new tensors "
             f"instead, or save the part that only computes."
         )
-    importlib.import_module(_BACKENDS).write_package(Exported(entry), args, os.fspath(path))
+    backends().write_package(Exported(entry), args, os.fspath(path))
 
 
 def load(path: str | os.PathLike[str]) -> Callable[..., Any]:
@@ -83,5 +81,5 @@ def load(path: str | os.PathLike[str]) -> Callable[..., Any]:
     """
     if not os.path.exists(path):
         raise ArgumentError(f"load: there is no file {os.fspath(path)!r}.")
-    loaded: Callable[..., Any] = importlib.import_module(_BACKENDS).read_package(os.fspath(path))
+    loaded: Callable[..., Any] = backends().read_package(os.fspath(path))
     return loaded

@@ -16,8 +16,6 @@ _TENSOR_PARTS = (
     "strides",
     "device",
     "requires_grad",
-    "conjugate",
-    "negative",
 )
 _STATE_PARTS = (
     "grad mode",

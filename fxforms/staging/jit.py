@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -101,8 +100,7 @@ class Jitted:
 
     def lower(self, *args: Any, **kwargs: Any) -> GraphModule:
         """The same program in the operators that the compiler is given."""
-        backends = importlib.import_module("fxforms.staging.backends")
-        lowered: GraphModule = backends.lower(self.trace(*args, **kwargs))
+        lowered: GraphModule = compiler.backends().lower(self.trace(*args, **kwargs))
         return lowered
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:

@@ -108,7 +108,7 @@ def print(text: str, *args: Any, **kwargs: Any) -> None:
 
     anything = Anything()
     try:
-        text.format(*[anything for _ in args], **{name: anything for name in kwargs})
+        text.format(*[anything for _ in args], **dict.fromkeys(kwargs, anything))
     except (IndexError, KeyError) as error:
         raise ArgumentError(f"debug.print({text!r}): no argument for a field ({error}).") from None
     Printing(show).bind(*[x for x in leaves if isinstance(x, torch.Tensor)])

@@ -124,8 +124,6 @@ def meta(tensor: torch.Tensor, dynamic: bool) -> tuple[Any, ...]:
         None if dynamic else tensor.stride(),
         tensor.device,
         tensor.requires_grad,
-        tensor.is_conj(),
-        tensor.is_neg(),
     )
 
 
@@ -143,5 +141,6 @@ def state() -> tuple[Any, ...]:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """False for what a graph is not traced for: a subclass, or another layout than strided."""
-    return type(tensor) in _PLAIN and tensor.layout is torch.strided
+    """False for what a graph is not traced for: a subclass, another layout, a lazy conjugate."""
+    strided = type(tensor) in _PLAIN and tensor.layout is torch.strided
+    return strided and not (tensor.is_conj() or tensor.is_neg())

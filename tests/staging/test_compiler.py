@@ -38,7 +38,11 @@ def test_the_graph_answers_until_the_compiled_code_is_ready() -> None:
 
 
 def test_without_a_compiler_the_graph_runs_and_one_warning_says_so() -> None:
-    environment = {**os.environ, "CXX": "no-such-compiler", "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+    environment = {
+        **os.environ,
+        "CXX": "no-such-compiler",
+        "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
+    }
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_A_COMPILER],
         capture_output=True,
