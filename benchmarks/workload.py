@@ -1,5 +1,7 @@
 """A workload: the same work on several sides, checked for equal outputs before it is timed."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +11,6 @@ import optree
 import torch
 
 from benchmarks.timing import Side, Timing, measure
-
 
 BEST = "best peer"
 
@@ -36,6 +37,12 @@ class Workload:
     def title(self) -> str:
         """The name `--only` looks in."""
         return f"{self.family}: {self.name}"
+
+    def run(self, rounds: int) -> Result:
+        """Compare the outputs of all sides, then time them."""
+        refused = check(self)
+        sides = {label: side for label, side in self.sides.items() if label not in refused}
+        return Result(self, measure(sides, rounds), refused=refused)
 
 
 @dataclass(frozen=True)
@@ -84,11 +91,9 @@ class Result:
 
 
 def run(workload: Workload, rounds: int) -> Result:
-    """Compare the outputs of all sides, then time them; an error becomes part of the result."""
+    """Run a workload; an error becomes part of the result."""
     try:
-        refused = check(workload)
-        sides = {label: side for label, side in workload.sides.items() if label not in refused}
-        return Result(workload, measure(sides, rounds), refused=refused)
+        return workload.run(rounds)
     except Exception as error:  # one broken workload must not hide the others
         return Result(workload, error=described(error))
 
@@ -101,7 +106,9 @@ def check(workload: Workload) -> dict[str, str]:
     (label, subject), *peers = workload.sides.items()
     output, refused = subject(), {}
     if workload.expected is not None:
-        assert_same(output, workload.expected, f"{label} and the expected value", workload.tolerance)
+        assert_same(
+            output, workload.expected, f"{label} and the expected value", workload.tolerance
+        )
     for peer, side in peers:
         try:
             theirs = side()
@@ -130,5 +137,6 @@ def assert_same(actual: Any, expected: Any, who: str, tolerance: float | None = 
 def as_tensors(tree: Any) -> Any:
     """A tree of tensors; the arrays of other libraries are copied."""
     return optree.tree_map(
-        lambda leaf: leaf if isinstance(leaf, torch.Tensor) else torch.tensor(np.asarray(leaf)), tree
+        lambda leaf: leaf if isinstance(leaf, torch.Tensor) else torch.tensor(np.asarray(leaf)),
+        tree,
     )

@@ -4,8 +4,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
-
 import fxforms
 from benchmarks.eager import depth
 from benchmarks.eager.sides import TensorFunction, tiny

@@ -3,6 +3,7 @@
 `xp` is the module with the arithmetic. Parameters are a list of pairs (weight, bias).
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ def dense(*widths: int) -> Parameters:
     random = torch.Generator().manual_seed(0)
     return [
         (torch.randn(fan_in, fan_out, generator=random) / fan_in**0.5, torch.zeros(fan_out))
-        for fan_in, fan_out in zip(widths, widths[1:])
+        for fan_in, fan_out in itertools.pairwise(widths)
     ]
 
 

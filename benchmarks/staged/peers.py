@@ -40,7 +40,9 @@ jax = load_jax()
 JAX_MISSING = "" if jax else "jax is not installed: the sides of jax.jit are left out"
 
 
-def sides(build: Build, arguments: Sequence[Any], jax_build: Build | None = None) -> dict[str, Side]:
+def sides(
+    build: Build, arguments: Sequence[Any], jax_build: Build | None = None
+) -> dict[str, Side]:
     """The same work on all sides; `build(api, xp)` is the function of one library.
 
     `api` has the transforms, `xp` the arithmetic: torch or jax.numpy. `jax_build` is given where

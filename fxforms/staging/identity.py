@@ -19,7 +19,9 @@ __all__ = ["fold_identities"]
 _aten = torch.ops.aten
 
 # Keep the order of the elements, so that what has the shape of the identity again is the identity.
-KEEP_ORDER = frozenset(["_unsafe_view", "alias", "clone", "detach", "reshape", "squeeze", "unsqueeze", "view"])
+KEEP_ORDER = frozenset(
+    ["_unsafe_view", "alias", "clone", "detach", "reshape", "squeeze", "unsqueeze", "view"]
+)
 
 
 def fold_identities(module: GraphModule) -> GraphModule:

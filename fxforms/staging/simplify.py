@@ -20,13 +20,49 @@ _aten = torch.ops.aten
 
 # Linear in the first argument, with one output: zero where that is zero.
 LINEAR = frozenset(
-    """
-    _log_softmax_backward_data _softmax_backward_data _to_copy _unsafe_view alias clone constant_pad
-    cumsum detach diagonal diagonal_backward div elu_backward expand flip gelu_backward
-    hardtanh_backward leaky_relu_backward mean mul neg permute reshape roll select select_backward
-    sigmoid_backward silu_backward slice slice_backward softplus_backward squeeze sum t tanh_backward
-    threshold_backward transpose tril triu unfold unsqueeze view
-    """.split()
+    [
+        "_log_softmax_backward_data",
+        "_softmax_backward_data",
+        "_to",
+        "_unsafe_view",
+        "alias",
+        "clone",
+        "cumsum",
+        "detach",
+        "diagonal",
+        "diagonal_backward",
+        "div",
+        "elu_backward",
+        "expand",
+        "flip",
+        "gelu_backward",
+        "hardtanh_backward",
+        "leaky_relu_backward",
+        "mean",
+        "mul",
+        "neg",
+        "permute",
+        "reshape",
+        "roll",
+        "select",
+        "select_backward",
+        "sigmoid_backward",
+        "silu_backward",
+        "slice",
+        "slice_backward",
+        "softplus_backward",
+        "squeeze",
+        "sum",
+        "t",
+        "tanh_backward",
+        "threshold_backward",
+        "transpose",
+        "tril",
+        "triu",
+        "unfold",
+        "unsqueeze",
+        "view",
+    ]
 )
 # Linear in each of the first two arguments: zero where either is zero.
 BILINEAR = frozenset({"bmm", "dot", "matmul", "mm", "mul", "mv", "outer"})
@@ -80,9 +116,9 @@ def value(node: Node) -> Any:
 def make_reshapes_pure(graph: Graph) -> None:
     """Let ``squeeze_`` and its like, which the batch rules use on new tensors, be ``squeeze``."""
     for node in graph.nodes:
-        if node.target in RESHAPING and isinstance(source := node.args[0], Node):
-            if set(source.users) == {node}:
-                node.target = RESHAPING[node.target]
+        source = node.args[0] if node.target in RESHAPING else None
+        if isinstance(source, Node) and set(source.users) == {node}:
+            node.target = RESHAPING[node.target]
 
 
 def written(graph: Graph) -> set[Node]:
@@ -114,6 +150,11 @@ def aliased(node: Node) -> Iterator[tuple[Node, bool]]:
         yield from ((source, not pure) for source in node.all_input_nodes)
 
 
+def is_static(tensor: Any) -> bool:
+    """True if no size of ``tensor`` is symbolic."""
+    return all(isinstance(size, int) for size in tensor.shape)
+
+
 def missing_tangents(graph: Graph) -> Iterator[Node]:
     """What torch put in place of tangents that are not there.
 
@@ -125,32 +166,33 @@ def missing_tangents(graph: Graph) -> Iterator[Node]:
         if node.target is _aten._efficientzerotensor.default:
             if node.users:
                 yield node
-            else:
+            elif is_static(value(node)):
                 unused.append((value(node).shape, value(node).dtype))
-        elif node.target is _aten.expand.default and is_scalar_zero(node.args[0]):
+        elif is_expanded_zero(node) and is_static(value(node)):
             made = (value(node).shape, value(node).dtype)
             if made in unused:
                 unused.remove(made)
                 yield node
 
 
-def is_scalar_zero(node: Any) -> bool:
-    """True for ``zeros([])`` and ``full([], 0)``."""
-    if not isinstance(node, Node) or name_of(node) not in ("zeros", "full"):
+def is_expanded_zero(node: Node) -> bool:
+    """True for an expanded ``zeros([])`` or ``full([], 0)``."""
+    source = node.args[0] if name_of(node) == "expand" else None
+    if not isinstance(source, Node) or name_of(source) not in ("zeros", "full"):
         return False
-    size, *fill = node.args
-    return size == [] and fill in ([], [0], [0.0])
+    return list(source.args) in ([[]], [[], 0], [[], 0.0])
 
 
 def is_zero(node: Node, zeros: set[Node]) -> bool:
     """True if ``node`` is zero because of what it is computed from."""
-    name, args = name_of(node), node.args
+    name = name_of(node)
+    args: Any = node.args
     if name in LINEAR and args and args[0] in zeros:
         return True
     if name in BILINEAR and any(x in zeros for x in args[:2]):
         return True
     if name in ("add", "sub", "where", "cat", "stack"):
-        operands = args[1:] if name == "where" else args[:2] if name in ("add", "sub") else args[0]
+        operands = {"where": args[1:], "cat": args[0], "stack": args[0]}.get(name, args[:2])
         return bool(operands) and all(isinstance(x, Node) and x in zeros for x in operands)
     if name in SUM_AND_PRODUCT:
         return args[0] in zeros and (args[1] in zeros or args[2] in zeros)
@@ -178,11 +220,14 @@ def substitute(node: Node, kept: Any, sign: Callable[..., Any] | None = None) ->
     """Use ``kept``, in the shape of ``node``, where ``node`` was used; not if the dtype differs."""
     if not isinstance(kept, Node) or value(kept).dtype != value(node).dtype:
         return
+    same = is_static(value(kept)) and value(kept).shape == value(node).shape
+    if not same and not is_static(value(node)):
+        return
     graph = node.graph
     with graph.inserting_before(node):
         if sign is not None:
             kept = derived(graph.call_function(sign, (kept,)), sign(value(kept)))
-        if value(kept).shape != value(node).shape:
+        if not same:
             shape = list(value(node).shape)
             kept = derived(
                 graph.call_function(_aten.expand.default, (kept, shape)), value(kept).expand(shape)
@@ -200,9 +245,9 @@ def materialise(graph: Graph, zeros: set[Node]) -> None:
     """Give what still needs a zero one that is made on the spot."""
     for node in [node for node in graph.nodes if node in zeros]:
         users = [user for user in node.users if user not in zeros]
-        if not users or name_of(node) == "expand" and is_scalar_zero(node.args[0]):
-            continue
         like = value(node)
+        if not users or not is_static(like) or is_expanded_zero(node):
+            continue
         with graph.inserting_before(node):
             made = graph.call_function(
                 _aten.full.default,
