@@ -1,10 +1,12 @@
-"""The command line: `python -m benchmarks eager` and `python -m benchmarks memory`."""
+"""The command line: `python -m benchmarks eager`, `staged` and `memory`."""
 
 import json
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +14,30 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks import eager, machine, report, staged
+from benchmarks import machine, report
 from benchmarks.eager import custom_functions, transforms
 from benchmarks.growth import growths
 from benchmarks.memory import gain
 from benchmarks.workload import Result, Workload, run
 
-SUITES = {"eager": eager.workloads, "staged": staged.workloads}
+WIDTH = 150
+
+
+def suite(name: str) -> list[Workload]:
+    """The workloads of a suite, which alone is imported: the staged one imports JAX."""
+    found: list[Workload] = import_module(f"benchmarks.{name}").workloads()
+    return found
+
+
+SUITES = {name: partial(suite, name) for name in ("eager", "staged")}
 
 
 def parser() -> ArgumentParser:
     """The options."""
     result = ArgumentParser(prog="python -m benchmarks", description=__doc__)
     commands = result.add_subparsers(dest="command", required=True)
-    for suite in SUITES:
-        timed = commands.add_parser(suite, help=f"time the {suite} workloads")
+    for name in SUITES:
+        timed = commands.add_parser(name, help=f"time the {name} workloads")
         timed.add_argument(
             "--rounds", type=positive, default=50, help="interleaved rounds a workload"
         )
@@ -53,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     torch.set_num_threads(1)
     description = machine.describe()
-    record, status = options.report(options, Console(width=150))
+    record, status = options.report(options, Console(width=None if sys.stdout.isatty() else WIDTH))
     print(report.caption(description))
     if options.json:
         text = json.dumps({"machine": description, **record}, indent=1)

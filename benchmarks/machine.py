@@ -23,15 +23,16 @@ def describe() -> dict[str, str]:
         "system": platform.platform(),
         "python": sys.version.split()[0],
         "torch": torch.__version__,
-        "fxforms": fxforms_version(),
+        "fxforms": installed("fxforms"),
+        "jax": installed("jax"),
         "threads": str(torch.get_num_threads()),
     }
 
 
-def fxforms_version() -> str:
+def installed(package: str) -> str:
     """The installed version; a checkout that is only on the path has none."""
     try:
-        return version("fxforms")
+        return version(package)
     except PackageNotFoundError:
         return "not installed"
 

@@ -15,7 +15,7 @@ import torch
 import fxforms
 from benchmarks.eager.sides import FXFORMS, TORCH_FUNC
 from benchmarks.staged import models
-from benchmarks.staged.peers import JAX, TORCH_COMPILE, jax, to_jax
+from benchmarks.staged.peers import JAX, TORCH_COMPILE, Build, jax, no_jax, to_jax
 from benchmarks.staged.per_sample import per_sample
 from benchmarks.timing import Side
 from benchmarks.workload import Result, Workload
@@ -43,6 +43,14 @@ def next_batch(f: Callable[..., Any], batches: list[tuple[Any, ...]], *fixed: An
     return lambda: f(*fixed, *next(turn))
 
 
+def jax_batches(build: Build, batches: list[tuple[Any, ...]], parameters: Any) -> Side:
+    """The same under jax.jit."""
+    if jax is None:
+        return no_jax
+    jitted, block = jax.jit(build(jax, jax.numpy)), jax.block_until_ready
+    return next_batch(lambda *args: block(jitted(*args)), to_jax(batches), to_jax(parameters))
+
+
 def workloads() -> list[Workload]:
     """Per-sample gradients of a small perceptron."""
     parameters = models.dense(16, 32, 4)
@@ -52,14 +60,15 @@ def workloads() -> list[Workload]:
     staged = fxforms.jit(build(fxforms, torch), dynamic=True, compile="wait")
     plain = build(torch.func, torch)
     compiled = torch.compile(plain, dynamic=True, fullgraph=True)
-    sides = {FXFORMS: next_batch(staged, batches, parameters)}
-    if jax:
-        jitted, block = jax.jit(build(jax, jax.numpy)), jax.block_until_ready
-        sides[JAX] = next_batch(
-            lambda *operands: block(jitted(*operands)), to_jax(batches), to_jax(parameters)
-        )
-    sides[TORCH_COMPILE] = next_batch(compiled, batches, parameters)
-    sides[TORCH_FUNC] = next_batch(plain, batches, parameters)
+    sides = {
+        FXFORMS: next_batch(staged, batches, parameters),
+        JAX: jax_batches(build, batches, parameters),
+        TORCH_COMPILE: next_batch(compiled, batches, parameters),
+        TORCH_FUNC: next_batch(plain, batches, parameters),
+    }
     name = "per-sample gradients, MLP"
-    traces = lambda: staged.cache_info().misses  # noqa: E731
+
+    def traces() -> int:
+        return int(staged.cache_info().misses)
+
     return [NewBatch("new batch size, dynamic=True", name, sides, tolerance=1e-4, traces=traces)]

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from benchmarks.growth import growths
+from benchmarks.report import refusals, summary
 from benchmarks.timing import Timing
-from benchmarks.workload import Result, Workload, check, run
+from benchmarks.workload import BEST, Result, Workload, check, run
 
 
 def constant(value: float) -> Any:
@@ -41,12 +42,11 @@ def test_sides_that_agree_on_a_wrong_value_are_found() -> None:
 
 
 def test_a_workload_that_differs_is_not_timed() -> None:
-    result = run(Workload("f", "n", {"a": constant(1.0), "b": constant(2.0)}, bound=0.5), 1)
+    result = run(Workload("f", "n", {"a": constant(1.0), "b": constant(2.0)}, {"b": 0.5}), 1)
     assert result.timing is None
     assert result.error is not None
     assert "a and b differ" in result.error
-    assert result.ratio is None
-    assert result.reached is None
+    assert result.comparisons == []
 
 
 def test_an_error_in_a_side_is_kept() -> None:
@@ -65,11 +65,62 @@ def test_a_workload_is_timed_on_all_sides() -> None:
     }
 
 
-@pytest.mark.parametrize(("bound", "reached"), [(0.5, True), (0.49, False), (None, None)])
-def test_a_bound_is_reached_up_to_its_value(bound: float | None, reached: bool | None) -> None:
-    result = measured({"a": 1.0, "b": 2.0, "c": 100.0}, bound=bound)
-    assert result.ratio == 0.5
-    assert result.reached is reached
+@pytest.mark.parametrize(("bound", "reached"), [(0.5, True), (0.49, False)])
+def test_a_bound_is_reached_up_to_its_value(bound: float, reached: bool) -> None:
+    (comparison,) = measured({"a": 1.0, "b": 2.0, "c": 100.0}, bounds={"b": bound}).comparisons
+    assert comparison.ratio == 0.5
+    assert comparison.reached is reached
+
+
+def test_without_bounds_the_second_side_is_shown() -> None:
+    (comparison,) = measured({"a": 1.0, "b": 2.0, "c": 100.0}).comparisons
+    assert (comparison.against, comparison.ratio) == ("b", 0.5)
+    assert comparison.reached is None
+
+
+def test_each_bound_has_its_peer_and_the_best_is_found() -> None:
+    bounds = {"c": 0.1, BEST: 0.3}
+    far, best = measured({"a": 1.0, "b": 2.0, "c": 100.0}, bounds=bounds).comparisons
+    assert (far.against, far.ratio, far.reached) == ("c", 0.01, True)
+    assert (best.against, best.ratio, best.reached) == (BEST, 0.5, False)
+
+
+def refuse() -> None:
+    raise NotImplementedError("cannot do that\nsecond line")
+
+
+def test_a_peer_that_cannot_do_the_work_is_left_out_and_quoted() -> None:
+    sides = {"a": constant(1.0), "b": refuse, "c": constant(1.0)}
+    result = run(Workload("f", "n", sides, {"b": 0.5, "c": 100.0}), 1)
+    assert result.refused == {"b": "NotImplementedError: cannot do that"}
+    assert [comparison.against for comparison in result.comparisons] == ["c"]
+    assert refusals([result]) == ["f: n: b refused: NotImplementedError: cannot do that"]
+    assert summary([result]) == "1 of 2 bounds reached"
+
+
+def test_a_subject_that_cannot_do_the_work_fails() -> None:
+    result = run(Workload("f", "n", {"a": refuse, "b": constant(1.0)}), 1)
+    assert result.error == "NotImplementedError: cannot do that"
+
+
+def test_other_libraries_arrays_are_compared() -> None:
+    def array(value: float) -> Any:
+        return lambda: {"x": np.array([value], dtype=np.float32)}
+
+    tensor = lambda: {"x": torch.tensor([1.0])}  # noqa: E731
+    assert check(Workload("f", "n", {"a": tensor, "b": array(1.0)})) == {}
+    with pytest.raises(AssertionError, match="a and b differ"):
+        check(Workload("f", "n", {"a": tensor, "b": array(1.1)}))
+
+
+def test_a_tolerance_is_relative_to_the_largest_number() -> None:
+    sides = {
+        "a": lambda: torch.tensor([100.0, 0.0]),
+        "b": lambda: torch.tensor([100.0, 0.5]),
+    }
+    check(Workload("f", "n", sides, tolerance=1e-2))
+    with pytest.raises(AssertionError, match="a and b differ"):
+        check(Workload("f", "n", sides, tolerance=1e-3))
 
 
 def test_a_line_has_no_deviation() -> None:
