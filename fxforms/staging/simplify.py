@@ -17,6 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 __all__ = ["drop_zero_tangents"]
 
 _aten = torch.ops.aten
+_Operator = type(_aten.mm.default)
 
 # Linear in the first argument, with one output: zero where that is zero.
 LINEAR = frozenset(
@@ -103,7 +104,7 @@ def drop_zero_tangents(module: GraphModule) -> GraphModule:
 
 def name_of(node: Node) -> str:
     """The operator's name without namespace and overload; empty for what is not of ATen."""
-    if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten":
+    if isinstance(node.target, _Operator) and node.target.namespace == "aten":
         return node.target._schema.name.removeprefix("aten::").removesuffix("_copy")
     return ""
 
@@ -139,7 +140,7 @@ def written(graph: Graph) -> set[Node]:
 
 def aliased(node: Node) -> Iterator[tuple[Node, bool]]:
     """The arguments whose memory ``node`` may hand on, and whether it writes to them."""
-    if isinstance(node.target, torch._ops.OpOverload):
+    if isinstance(node.target, _Operator):
         arguments = zip(node.target._schema.arguments, node.args)
         for schema, argument in arguments:
             if schema.alias_info is not None:
