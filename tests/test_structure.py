@@ -39,6 +39,7 @@ PRIVATE = {
     "fxforms/staging/guards.py": ("torch._C._dynamo.guards",),
     "fxforms/_tree.py": ("torch.utils._pytree", "torch.utils._cxx_pytree"),
     "fxforms/staging/backward/engine.py": ("torch",),
+    "fxforms/staging/onednn.py": ("torch._inductor", "torch.ops.mkldnn"),
     "opinfo_db/torch_ops.py": ("torch.testing._internal",),
 }
 
