@@ -133,7 +133,7 @@ def result_record(result: Result) -> dict[str, Any]:
         "family": workload.family,
         "name": workload.name,
         "seconds": seconds,
-        "calls": None if timing is None else timing.calls,
+        "calls": None if timing is None else dict(timing.calls),
         "comparisons": [
             {**asdict(comparison), "reached": comparison.reached}
             for comparison in result.comparisons

@@ -22,9 +22,9 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds a call, `[round]` for each side; all sides made `calls` calls in every round."""
+    """Seconds a call, `[round]` for each side, and how many calls a side made in every round."""
 
-    calls: int
+    calls: Mapping[str, int]
     seconds: Mapping[str, np.ndarray]
 
     def median(self, label: str) -> float:
@@ -44,18 +44,21 @@ class Timing:
 def measure(sides: Mapping[str, Side], rounds: int, clock: Clock = time.process_time) -> Timing:
     """Time all sides in `rounds` interleaved rounds, after a warm-up of at least one block each.
 
-    The default clock counts the processor time of this process, so other work on the machine is
-    left out. The order of the sides rotates from round to round.
+    Every side fills its own block with calls: with a few calls only, a fast side would be timed
+    with the processor's caches full of what the slow sides left there. The default clock counts the
+    processor time of this process, so other work on the machine is left out. The order of the sides
+    rotates from round to round.
     """
     labels = list(sides)
     seconds: dict[str, list[float]] = {label: [] for label in labels}
     with collector_paused():
-        calls = max(1, min(calls_per_block(side, clock) for side in sides.values()))
+        calls = {label: calls_per_block(side, clock) for label, side in sides.items()}
         for number in range(rounds):
             gc.collect()
             turn = number % len(labels)
             for label in labels[turn:] + labels[:turn]:
-                seconds[label].append(time_block(sides[label], calls, clock) / calls)
+                block = time_block(sides[label], calls[label], clock)
+                seconds[label].append(block / calls[label])
     return Timing(calls, {label: np.array(values) for label, values in seconds.items()})
 
 

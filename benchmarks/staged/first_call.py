@@ -112,7 +112,8 @@ class FirstCalls(Workload):
                 seconds[label].append(took)
                 outputs.append(output)
                 assert_same(output, outputs[0], f"{label} and {FXFORMS}", self.tolerance)
-        return Result(self, Timing(1, {label: np.array(took) for label, took in seconds.items()}))
+        once = dict.fromkeys(self.sides, 1)
+        return Result(self, Timing(once, {k: np.array(took) for k, took in seconds.items()}))
 
 
 def workload(name: str, wait: str, labels: Sequence[str], bounds: Mapping[str, float]) -> Workload:

@@ -21,7 +21,7 @@ def constant(value: float) -> Any:
 def measured(seconds: dict[str, float], **fields: Any) -> Result:
     """A result with given times, as if measured in one round."""
     sides = dict.fromkeys(seconds, constant(1.0))
-    timing = Timing(1, {label: np.array([value]) for label, value in seconds.items()})
+    timing = Timing({}, {label: np.array([value]) for label, value in seconds.items()})
     return Result(Workload("family", "name", sides, **fields), timing)
 
 
