@@ -44,14 +44,10 @@ def test_a_slice_is_compiled_and_timed(title: str) -> None:
     result = run(WORKLOADS[title], 2)
     assert result.error is None
     assert result.timing is not None
-    assert result.refused.keys() == (set() if peers.jax else {JAX})
-    assert set(result.timing.seconds) == {FXFORMS, JAX, TORCH_COMPILE, TORCH_FUNC} - set(
-        result.refused
-    )
-    assert {c.against: c.bound for c in result.comparisons if peers.jax} in (
-        {},
-        {JAX: 1.0, TORCH_COMPILE: 0.3},
-    )
+    missing = set() if peers.jax else {JAX}
+    assert result.refused.keys() == missing
+    assert result.timing.seconds.keys() == {FXFORMS, JAX, TORCH_COMPILE, TORCH_FUNC} - missing
+    assert {c.against for c in result.comparisons} == {JAX, TORCH_COMPILE} - missing
 
 
 def test_without_jax_the_rows_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
