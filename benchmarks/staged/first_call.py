@@ -92,6 +92,7 @@ def measured(name: str, label: str) -> tuple[float, list[torch.Tensor]]:
         out = Path(folder) / "result.json"
         words = [sys.executable, "-m", __name__, name, label, str(out)]
         environment = {**os.environ, **ONE_THREAD, **fresh}
+        # Reads the pipes to their end: a compiler that outlives the process would disturb the next.
         done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
         if not out.exists():
             raise RuntimeError(done.stderr.strip().splitlines()[-1])
