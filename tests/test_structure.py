@@ -29,7 +29,7 @@ ROOMS = (
 # Who may use which of torch's private modules.
 PRIVATE = {
     "fxforms/_substrate.py": ("torch",),
-    "fxforms/staging/backends.py": ("torch._inductor", "torch._guards"),
+    "fxforms/staging/backends.py": ("torch._functorch", "torch._inductor", "torch._guards"),
     "fxforms/staging/fake.py": (
         "torch._subclasses",
         "torch._guards",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._functorch.compile_utils import fx_graph_cse
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx_inner, get_cpp_wrapper_config
@@ -15,6 +16,8 @@ from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch.fx import GraphModule, Node
 
 from fxforms.staging import fake
+from fxforms.staging.onednn import use_onednn
+from fxforms.staging.products import inline_products
 from fxforms.staging.trace import Executable
 
 _OPTIONS = {
@@ -39,9 +42,10 @@ def compile_graph(graph: GraphModule) -> Executable:
     with _lock, torch.no_grad(), tracing(TracingContext(detect_fake_mode(fakes))):
         lowered = lower(graph)
         wrapper = wants_cpp_wrapper(lowered)
-        options = _OPTIONS | (get_cpp_wrapper_config() if wrapper else {})
-        with config.patch({**options, "cpp_wrapper": wrapper}):
-            compiled: Any = compile_fx_inner(lowered, fakes, is_inference=True, cpp_wrapper=wrapper)
+        with config.patch(options(lowered, wrapper)):
+            compiled: Any = compile_fx_inner(
+                use_onednn(lowered), fakes, is_inference=True, cpp_wrapper=wrapper
+            )
     # The rest of ``compiled`` keeps books around the generated code, at the cost of a small call.
     executable: Executable = compiled.current_callable or compiled
     return executable
@@ -50,12 +54,29 @@ def compile_graph(graph: GraphModule) -> Executable:
 def lower(graph: GraphModule) -> GraphModule:
     """``graph`` in the operators that Inductor takes."""
     fakes = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
-    with fake.tracer_lock, torch.no_grad(), config.patch(_OPTIONS):
+    with fake.tracer_lock, torch.no_grad():
         lowered = fake.record(graph, fakes, select_decomp_table())
+        lowered.graph = fx_graph_cse(lowered.graph)
         joint_graph_passes(lowered)
+        inline_products(lowered)
         lowered.graph.eliminate_dead_code()
         lowered.recompile()
     return lowered
+
+
+def options(graph: GraphModule, wrapper: bool) -> dict[str, Any]:
+    """Inductor's options for ``graph``."""
+    chosen: dict[str, Any] = {**_OPTIONS, "cpp_wrapper": wrapper}
+    if wrapper:  # kernels and wrapper apart, the wrapper quickly
+        chosen |= {**get_cpp_wrapper_config(), "cpp_wrapper_build_separate": True}
+    if any(map(_is_grouped, graph.graph.nodes)):  # channels-last costs copies there
+        chosen["layout_optimization"] = False
+    return chosen
+
+
+def _is_grouped(node: Node) -> bool:
+    """True for the gradient of a convolution in groups, as one for each sample is made."""
+    return _name(node) == "convolution_backward" and bool(node.args[9] != 1)
 
 
 _LIBRARY_CALLS = {"mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backward"}
