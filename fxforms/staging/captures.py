@@ -118,8 +118,8 @@ class Captures:
                 self._walk_parts(part)
         elif isinstance(value, types.MethodType):
             self.walk(value.__self__)
-            function: Any = value.__func__
-            self._walk_function(function, value.__self__)
+            if isinstance(value.__func__, types.FunctionType):  # else one of C, as of a Function
+                self._walk_function(value.__func__, value.__self__)
         elif isinstance(value, types.FunctionType):
             self._walk_function(value, _missing)
         elif isinstance(value, type):

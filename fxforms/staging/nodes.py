@@ -13,6 +13,7 @@ from fxforms.functions.single_level import apply_single_level
 from fxforms.interpreters import current_interpreter
 from fxforms.interpreters.grad import GradInterpreter
 from fxforms.staging.derivatives import fill, is_inexact
+from fxforms.staging.draws import drawing_from, random_state
 
 Tensors = tuple[torch.Tensor, ...]
 _VMAP = int(substrate.TransformType.Vmap)
@@ -47,6 +48,7 @@ class PlainNode(torch.autograd.Function):
         ctx.program, ctx.count, ctx.wanted = program, count, needs[count:]
         ctx.mask = needs[:count]
         ctx.parts = parts = program.parts(ctx.mask, tensors[:count], True)
+        ctx.drawn = random_state(tensors) if program.draws else None
         results = parts.forward.bind(*tensors[:count])
         outputs = results[: program.traced.outputs]
         rest = results[len(outputs) :]
@@ -63,7 +65,7 @@ class PlainNode(torch.autograd.Function):
         operands, residuals = saved[: ctx.count], saved[ctx.count :]
         given = inexact(ctx.program, cotangents)
         if follows(ctx.program, (*operands, *given)):
-            found = ctx.program.pullback(ctx.mask, operands, given, True)
+            found = anew(ctx, operands, given, True)
         else:
             found = ctx.parts.backward.bind(*residuals, *given)
         mask = (*ctx.mask, *ctx.wanted)
@@ -75,6 +77,7 @@ def _level_forward(ctx: Any, program: Any, *operands: torch.Tensor) -> Tensors:
     assert isinstance(interpreter, GradInterpreter)
     inner = interpreter.unwrap(operands)
     ctx.program, ctx.mask, ctx.parts, ctx.residuals = program, ctx.needs_input_grad[1:], None, ()
+    ctx.drawn = random_state(inner) if program.draws else None
     with interpreter.lower():
         if follows(program, inner):
             results = program.bind(*inner)
@@ -90,13 +93,21 @@ def _level_forward(ctx: Any, program: Any, *operands: torch.Tensor) -> Tensors:
 
 
 def _level_backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
-    operands = ctx.saved_tensors
-    given = inexact(ctx.program, cotangents)
+    # The graph of a level that has ended is not differentiated again: only levels below it count.
+    operands = tuple(map(substrate.unwrap_if_dead, ctx.saved_tensors))
+    given = list(map(substrate.unwrap_if_dead, inexact(ctx.program, cotangents)))
     if ctx.parts is None or follows(ctx.program, (*operands, *given)):
-        found = ctx.program.pullback(ctx.mask, operands, given, False)
+        found = anew(ctx, operands, given, False)
     else:
         found = ctx.parts.backward.bind(*ctx.residuals, *given)
     return None, *fill(ctx.mask, found, [None] * len(ctx.mask))
+
+
+def anew(ctx: Any, operands: Tensors, given: Sequence[torch.Tensor], plain: bool) -> Tensors:
+    """Gradients by a pass that computes the forward anew, with the random numbers it had."""
+    with drawing_from(ctx.drawn, operands):
+        found: Tensors = ctx.program.pullback(ctx.mask, operands, given, plain)
+    return found
 
 
 LevelNode = substrate.make_function(

@@ -21,6 +21,7 @@ import torch
 from fxforms.functions.bind import bind
 from fxforms.interpreters import Primitive
 from fxforms.staging.derivatives import is_inexact, joint_parts, mapped, pullback, pushforward
+from fxforms.staging.draws import draws
 from fxforms.staging.nodes import apply_at_level, apply_plain
 from fxforms.staging.trace import Executable, Traced, trace
 
@@ -65,6 +66,11 @@ class Program(Primitive):
     def layouts(self) -> list[tuple[int, ...]]:
         """The strides of the tensors that the graph takes."""
         return [x.stride() for x in self.traced.input_examples()]
+
+    @cached_property
+    def draws(self) -> bool:
+        """True if the graph draws random numbers."""
+        return draws(self.traced.graph)
 
     @cached_property
     def interpreted(self) -> Executable:
