@@ -16,7 +16,14 @@ from fxforms.staging import compiler
 from fxforms.staging.captures import Captures
 from fxforms.staging.entry import Entry, Outputs, never
 from fxforms.staging.program import Program
-from fxforms.staging.signature import Call, is_plain, key_of, put_together, take_apart
+from fxforms.staging.signature import (
+    Call,
+    is_plain,
+    key_of,
+    put_together,
+    static_objects,
+    take_apart,
+)
 from fxforms.staging.watch import CapturedTraced
 
 MAX_ENTRIES = 256
@@ -60,7 +67,7 @@ class Jitted:
     ) -> None:
         functools.update_wrapper(self, function, updated=())
         self._function = function
-        self._argnums, self._argnames = argnums, argnames
+        self._static = argnums, argnames
         self._dynamic = dynamic
         self._start = start
         self._lock = threading.RLock()
@@ -108,7 +115,7 @@ class Jitted:
             return _outside_graph(self._function)(*args, **kwargs)
         if substrate.dispatch_modes():  # another tracer, which sees through
             return self._function(*args, **kwargs)
-        call = take_apart(args, kwargs, self._argnums, self._argnames)
+        call = take_apart(args, kwargs, *self._static)
         entry = self._recent(call)
         if entry is not None:
             return entry.answer(call.tensors)
@@ -177,13 +184,14 @@ class Jitted:
             return entry
 
     def _trace(self, call: Call) -> Entry:
-        captures = Captures(self._function)
+        objects = static_objects(self._function, *put_together(call, call.tensors, *self._static))
+        captures = Captures(self._function, objects)
         if substrate.transforms_active() and any(map(substrate.is_wrapped, captures.tensors)):
             raise CapturedTraced
         outputs = Outputs()
 
         def flat(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            args, kwargs = put_together(call, tensors, self._argnums, self._argnames)
+            args, kwargs = put_together(call, tensors, *self._static)
             return outputs.flatten(self._function(*args, **kwargs))
 
         name = name_of(self._function)

@@ -68,13 +68,32 @@ def key_of(func: Callable[..., Any], call: Call) -> tuple[Any, ...]:
     Raises:
         ArgumentError: an argument that is no tensor cannot be hashed.
     """
-    fixed = tuple([(type(x), x) for x in call.fixed])
+    fixed = tuple(map(distinct, call.fixed))
     key = (call.spec, call.where, fixed, tuple(map(meta, call.tensors)), state())
     try:
         hash(key)
     except TypeError:
         raise unhashable(func, call) from None
     return key
+
+
+def distinct(value: Any) -> tuple[Any, ...]:
+    """A key that tells what Python takes for equal: 1, 1.0 and True, 0.0 and -0.0."""
+    if isinstance(value, tuple):
+        return (type(value), *map(distinct, value))
+    if isinstance(value, float) and value == 0:
+        return (type(value), str(value))
+    return (type(value), value)
+
+
+def static_objects(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """The objects among the arguments, which are static, by the parameter's name."""
+    code = getattr(func, "__code__", None)
+    names = code.co_varnames[: code.co_argcount] if code else ()
+    given = dict(zip(names, args)) | kwargs
+    return {name: x for name, x in given.items() if hasattr(x, "__dict__") and not isinstance(x, torch.Tensor)}
 
 
 def unhashable(func: Callable[..., Any], call: Call) -> ArgumentError:

@@ -80,7 +80,8 @@ class TraceWatch(TorchFunctionMode):
         if self.depth:
             for x in leaves((args, kwargs)):
                 if isinstance(x, _T) and 0 < substrate.level_of(x) <= self.depth:
-                    raise CapturedTraced
+                    if not is_traced(x):  # else of a level that a rule entered below all others
+                        raise CapturedTraced
         try:
             return func(*args, **(kwargs or {}))
         except fake.VALUE_ERRORS as error:
