@@ -53,6 +53,7 @@ class Captures:
 
     Attributes:
         tensors: the tensors among them.
+        holders: the cells, lists and dicts that hold them, each with a name for messages.
         unchanged: True while every variable has its value; may raise where one is gone.
     """
 
@@ -64,6 +65,8 @@ class Captures:
         self._checks: dict[str, None] = {}
         self._walked: set[int] = set()
         self._opened: set[int] = set()
+        self.holders: list[tuple[str, Any]] = []
+        self._label = "an argument"
         self._arguments = arguments or {}
         self.walk(function)
         if isinstance(function, types.FunctionType):
@@ -113,6 +116,8 @@ class Captures:
 
     def _note_container(self, text: str, value: Any) -> None:
         leaves = flatten(value)[0]
+        if isinstance(value, (list, dict)):
+            self.holders.append((self._label, value))
         self._check(f"snapshot({text}) == {self._name(snapshot(value))}")
         for leaf in leaves:
             if not isinstance(leaf, _SIMPLE):
@@ -189,6 +194,7 @@ class Captures:
         self._check(f"{name}.training is {module.training}")
         hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
         self._check(f"len({name}._forward_hooks) + len({name}._forward_pre_hooks) == {hooks}")
+        self.holders.append((type(module).__name__, vars(module)))
         for part in ("_parameters", "_buffers", "_modules"):
             table = getattr(module, part)
             if table:
@@ -228,22 +234,27 @@ class Captures:
         self, function: types.FunctionType, read: Read, arguments: dict[str, Any]
     ) -> None:
         """Note the variable of ``read`` and the attributes taken from it."""
+        self._label = read.name
         if read.kind == "argument":
             if read.name not in arguments:
                 return
             value = arguments[read.name]
             text = self._name(value)
+            if hasattr(value, "__dict__"):
+                self.holders.append((type(value).__name__, vars(value)))
         elif read.kind == "cell":
             cell = read.cell
             try:
                 text, value = f"{self._name(cell)}.cell_contents", cell.cell_contents
             except ValueError:  # still empty
                 return
+            self.holders.append((read.name, cell))
             self.note(text, value)
         else:
             table = function.__globals__
             if read.name not in table:
                 return
+            self.holders.append((str(table.get("__name__")), table))
             text, value = f"{self._name(table)}.get({read.name!r}, missing)", table[read.name]
             self.note(text, value)
         self._follow_attributes(text, value, read.attributes)

@@ -79,6 +79,9 @@ class Entry:
         sizes = [[None] * x.dim() for x in call.tensors] + [list(x.shape) for x in captured]
         check = guards.tensor_guard(everything, sizes if dynamic else None)
         self.accepts = acceptance(check, guards.state_guard(), self.captures, captured)
+        if self.program.traced.written:  # whether operands share memory is no part of the signature
+            like = self.accepts
+            self.accepts = lambda *x: like(*x) and self.may_write(x)
         self.answer = self.run
         if self.plain and not tracked(tuple(everything)):
             self.answer = untracked(self.program, self.outputs, captured)

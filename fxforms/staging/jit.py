@@ -15,6 +15,7 @@ from fxforms.errors import ArgumentError, name_of
 from fxforms.staging import compiler
 from fxforms.staging.captures import Captures
 from fxforms.staging.entry import Entry, Outputs, never
+from fxforms.staging.leaks import without_leaks
 from fxforms.staging.program import Program
 from fxforms.staging.signature import (
     Call,
@@ -195,7 +196,11 @@ class Jitted:
             return outputs.flatten(self._function(*args, **kwargs))
 
         name = name_of(self._function)
-        program = Program.of(name, flat, call.tensors, self._start, self._dynamic)
+        program = without_leaks(
+            captures,
+            name,
+            lambda: Program.of(name, flat, call.tensors, self._start, self._dynamic),
+        )
         captures.settle()
         return Entry(program, outputs, captures)
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fxforms import _substrate as substrate
+from fxforms.functions.bind import live
 from fxforms.functions.inline import tracked
 from fxforms.functions.single_level import apply_single_level
 from fxforms.interpreters import current_interpreter
@@ -94,8 +95,7 @@ def _level_forward(ctx: Any, program: Any, *operands: torch.Tensor) -> Tensors:
 
 def _level_backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
     # The graph of a level that has ended is not differentiated again: only levels below it count.
-    operands = tuple(map(substrate.unwrap_if_dead, ctx.saved_tensors))
-    given = list(map(substrate.unwrap_if_dead, inexact(ctx.program, cotangents)))
+    operands, given = live(ctx.saved_tensors), inexact(ctx.program, live(cotangents))
     if ctx.parts is None or follows(ctx.program, (*operands, *given)):
         found = anew(ctx, operands, given, False)
     else:

@@ -82,7 +82,7 @@ def trace(
         if any(is_mutable(node) for node in graph.graph.nodes):
             graph = functionalized(graph)
         written = take_writes(graph)
-    sweep(graph)
+    sweep(graph, bool(watch.bodies))
     return Traced(graph, lift.captured, len(returned), returned, written, watch.bodies)
 
 
@@ -139,10 +139,14 @@ def take_writes(graph: GraphModule) -> list[int]:
 _IDLE = {"aten.is_same_size.default", "aten._has_same_storage_numel.default"}
 
 
-def sweep(graph: GraphModule) -> None:
-    """Drop what no output needs."""
+def sweep(graph: GraphModule, abandoned: bool) -> None:
+    """Drop what no output needs.
+
+    ``abandoned``: a body was begun before it became a call, so a draw that nothing uses is its own.
+    """
     for node in reversed(list(graph.graph.nodes)):
-        if str(node.target) in _IDLE and not node.users:
+        idle = str(node.target) in _IDLE or (abandoned and node.op == "call_function")
+        if idle and not node.users and getattr(node.target, "namespace", "") == "aten":
             graph.graph.erase_node(node)
     graph.graph.eliminate_dead_code()
     graph.recompile()
