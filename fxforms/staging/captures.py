@@ -235,6 +235,9 @@ class Captures:
     ) -> None:
         """Note the variable of ``read`` and the attributes taken from it."""
         self._label = read.name
+        if read.kind == "stored":
+            self.holders.append((read.name, read.cell or function.__globals__))
+            return
         if read.kind == "argument":
             if read.name not in arguments:
                 return

@@ -54,17 +54,25 @@ class Leaks:
             )
 
 
+def cell_contents(cell: types.CellType) -> Any:
+    """What is in ``cell``; None for nothing yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
 def contents(holder: Any) -> Any:
     """A shallow copy."""
     if isinstance(holder, types.CellType):
-        return [holder.cell_contents]
+        return [cell_contents(holder)]
     return dict(holder) if isinstance(holder, dict) else list(holder)
 
 
 def restore(label: str, holder: Any, before: Any) -> list[str]:
     """Where in ``holder`` a traced tensor was found, and is no longer."""
     if isinstance(holder, types.CellType):
-        if not is_leak(holder.cell_contents):
+        if not is_leak(cell_contents(holder)):
             return []
         holder.cell_contents = before[0]
         return [f"the variable {label!r}"]

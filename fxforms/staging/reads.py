@@ -22,7 +22,8 @@ class Read(NamedTuple):
     """A variable, and the attributes that are taken from it one after the other.
 
     Attributes:
-        kind: ``"cell"``, ``"global"``, or ``"argument"``.
+        kind: ``"cell"``, ``"global"``, or ``"argument"``; ``"stored"`` for a cell, or a global
+            without one, that is written to.
         name: the variable's name.
         attributes: ``("config", "scale")`` for ``name.config.scale``.
         cell: the closure cell.
@@ -51,10 +52,10 @@ def reads_of(function: types.FunctionType) -> list[Read]:
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
     found = []
     for kind, name, attributes in scan(function.__code__):
-        if kind != "cell":
+        if kind not in ("cell", "stored"):
             found.append(Read(kind, name, attributes))
-        elif name in cells:
-            found.append(Read("cell", name, attributes, cells[name]))
+        elif name in cells or kind == "stored":
+            found.append(Read(kind, name, attributes, cells.get(name)))
     return found
 
 
@@ -79,7 +80,7 @@ def _scan(
     stored = {i.argval for i in instructions if i.opname in ("STORE_ATTR", "STORE_GLOBAL")}
     for index, instruction in enumerate(instructions):
         kind = _kind(instruction, arguments, code)
-        if kind and instruction.argval not in stored:
+        if kind and (kind == "stored" or instruction.argval not in stored):
             yield kind, instruction.argval, _attributes(instructions[index + 1 :], stored)
 
 
@@ -87,6 +88,9 @@ def _kind(instruction: dis.Instruction, arguments: tuple[str, ...], code: types.
     """Which kind of variable ``instruction`` loads, if it loads one."""
     if instruction.opname == "LOAD_GLOBAL":
         return "global"
+    if instruction.opname in ("STORE_GLOBAL", "STORE_DEREF"):
+        is_cell = instruction.argval in code.co_freevars
+        return "stored" if is_cell or instruction.opname == "STORE_GLOBAL" else ""
     if instruction.opname in ("LOAD_FAST", "LOAD_DEREF") and instruction.argval in arguments:
         return "argument"
     if instruction.opname in ("LOAD_DEREF", "LOAD_CLASSDEREF"):

@@ -70,10 +70,9 @@ def test_arguments_that_share_memory() -> None:
     x = torch.ones(3)
     f(x, x)
     assert torch.equal(x, torch.full((3,), 2.0))
-    x, y = torch.arange(4.0), torch.arange(4.0)
-    f(x[:3], x[1:])
-    add_to_first(y[:3], y[1:])
-    assert torch.equal(x, y)
+    x = torch.arange(4.0)
+    with pytest.raises(RuntimeError, match="single memory location"):  # as in eager
+        f(x[:3], x[1:])
 
 
 def test_arguments_that_overlap_in_a_way_that_shows() -> None:
