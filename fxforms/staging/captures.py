@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -57,8 +57,13 @@ class Captures:
         unchanged: True while every variable has its value; may raise where one is gone.
     """
 
-    def __init__(self, function: Any, arguments: dict[str, Any] | None = None) -> None:
-        """``arguments``: the objects among the static arguments, by the parameter's name."""
+    def __init__(
+        self, function: Any, arguments: dict[str, Any] | None = None, fixed: Sequence[Any] = ()
+    ) -> None:
+        """``arguments``: objects among the static arguments, by the parameter's name.
+
+        ``fixed``: all static values; the functions and modules among them read as well.
+        """
         self.tensors: list[torch.Tensor] = []
         self._names: dict[str, Any] = {"same": same, "snapshot": snapshot, "missing": _missing}
         self._bound: dict[int, str] = {}
@@ -71,6 +76,9 @@ class Captures:
         self.walk(function)
         if isinstance(function, types.FunctionType):
             self._walk_function(function, self._arguments)
+        for value in fixed:
+            if callable(value):
+                self.walk(value)
         self.settle()
 
     def settle(self) -> None:

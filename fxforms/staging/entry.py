@@ -28,6 +28,7 @@ class Outputs:
         leaves, spec = flatten(output)
         if self.spec is None:
             self.spec = spec
+            self.recorded = any(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves)
             self.leaves = [None if isinstance(x, torch.Tensor) else x for x in leaves]
             self.where = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
             self.single = isinstance(output, torch.Tensor)

@@ -186,7 +186,7 @@ class Jitted:
 
     def _trace(self, call: Call) -> Entry:
         objects = static_objects(self._function, *put_together(call, call.tensors, *self._static))
-        captures = Captures(self._function, objects)
+        captures = Captures(self._function, objects, call.fixed)
         if substrate.transforms_active() and any(map(substrate.is_wrapped, captures.tensors)):
             raise CapturedTraced
         outputs = Outputs()
@@ -201,6 +201,8 @@ class Jitted:
             name,
             lambda: Program.of(name, flat, call.tensors, self._start, self._dynamic),
         )
+        if outputs.recorded and not torch.is_grad_enabled():
+            raise CapturedTraced
         captures.settle()
         return Entry(program, outputs, captures)
 

@@ -42,7 +42,11 @@ _WAYS_OUT = (
 
 
 class CapturedTraced(Exception):
-    """The function uses a tensor of a transform outside of ``jit`` that is not its argument."""
+    """The function must run as it is.
+
+    It uses a tensor of a transform outside of ``jit`` that is not its argument, or it records what
+    it does under ``enable_grad`` where its caller has recording off.
+    """
 
 
 class TraceWatch(TorchFunctionMode):
