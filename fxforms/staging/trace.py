@@ -16,7 +16,7 @@ from fxforms.staging import fake
 from fxforms.staging.identity import fold_identities
 from fxforms.staging.lift import Lift
 from fxforms.staging.simplify import drop_zero_tangents
-from fxforms.staging.watch import TraceWatch
+from fxforms.staging.watch import PerhapsCaptured, TraceWatch
 
 _aten = torch.ops.aten
 
@@ -64,13 +64,29 @@ def trace(
     Raises:
         TraceError: it needs a value that a traced tensor does not have.
     """
+    try:
+        return _trace(function, examples, dynamic, exact=False)
+    except PerhapsCaptured:
+        return _trace(function, examples, dynamic, exact=True)
+
+
+def _trace(
+    function: Callable[..., tuple[torch.Tensor, ...]],
+    examples: Sequence[torch.Tensor],
+    dynamic: bool,
+    exact: bool,
+) -> Traced:
+    """``exact``: with levels in the place of the caller's, so that those inside have other numbers.
+
+    A custom Function of torch may not be called in them, as it needs a ``vmap`` rule then.
+    """
     depth = substrate.level_depth()
     mode = fake.new_mode(dynamic)
     returned: list[int | None] = []
-    lift, watch = Lift(mode), TraceWatch(depth)
+    lift, watch = Lift(mode), TraceWatch(depth, exact)
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        with lift, stand_in_levels(depth), watch:
+        with lift, stand_in_levels(depth if exact else 0), watch:
             outputs = function(*tensors)
         returned.extend([position(out, tensors) for out in outputs])
         outputs = tuple([out.detach() if out.requires_grad else out for out in outputs])

@@ -49,13 +49,21 @@ class CapturedTraced(Exception):
     """
 
 
+class PerhapsCaptured(Exception):
+    """The function uses such a tensor, or maps over one that it captures."""
+
+
 class TraceWatch(TorchFunctionMode):
     """Refuses, by the user's line, what a traced tensor cannot do."""
 
-    def __init__(self, depth: int) -> None:
-        """``depth``: how many levels were active at the call of ``jit``."""
+    def __init__(self, depth: int, exact: bool) -> None:
+        """``depth``: how many levels were active at the call of ``jit``.
+
+        ``exact``: levels that are entered inside have numbers above ``depth``.
+        """
         super().__init__()
         self.depth = depth
+        self.refusal = CapturedTraced if exact else PerhapsCaptured
         self.bodies: list[Body] = []
 
     def stage(self, function: Callable[..., Any], operands: Any) -> Any:
@@ -85,7 +93,7 @@ class TraceWatch(TorchFunctionMode):
             for x in leaves((args, kwargs)):
                 if isinstance(x, _T) and 0 < substrate.level_of(x) <= self.depth:
                     if not is_traced(x):  # else of a level that a rule entered below all others
-                        raise CapturedTraced
+                        raise self.refusal
         try:
             return func(*args, **(kwargs or {}))
         except fake.VALUE_ERRORS as error:

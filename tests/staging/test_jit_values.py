@@ -164,6 +164,16 @@ def test_jit_over_a_tensor_of_an_outer_transform(name: str) -> None:
     both_close(transform(fxforms, f), transform(oracle, plain))
 
 
+def test_jit_that_maps_over_a_captured_tensor() -> None:
+    rows = torch.randn(4, 3, dtype=torch.float64)
+    f = fxforms.jit(lambda x: fxforms.vmap(lambda row: (row * x).sin().sum())(rows), backend="eager")
+    for x in (X, 2 * X):
+        expected = ((rows * x).cos() * rows).sum(0)
+        torch.testing.assert_close(fxforms.grad(lambda x: f(x).sum())(x), expected)
+        torch.testing.assert_close(fxforms.vmap(f)(x[None])[0], (rows * x).sin().sum(1))
+    assert f.cache_info().misses == 2  # for what requires grad, and what does not
+
+
 def test_jit_inside_over_outer_tensors_of_two_levels() -> None:
     def f(T: Any, jit: Any) -> Any:
         def outer(x: Tensor) -> Tensor:
