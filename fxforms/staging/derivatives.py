@@ -139,6 +139,12 @@ class Parts(NamedTuple):
     differentiable: list[bool]
 
 
+class NoParts(NamedTuple):
+    """In the place of Parts where the derivative cannot be traced: who asks for it gets the error."""
+
+    error: Exception
+
+
 def joint_parts(
     program: Source, mask: tuple[bool, ...], operands: Sequence[torch.Tensor], plain: bool
 ) -> Parts:
