@@ -27,7 +27,7 @@ from opinfo_db.core import Capability, OpInfo
 
 _SEED = 20
 #: An entry has a quick test in one of so many checks: a trace takes a tenth of a second.
-QUICK_SHARE = 8
+QUICK_SHARE = 10
 #: The same for compiled code, which takes seconds.
 QUICK_SHARE_COMPILED = 60
 
