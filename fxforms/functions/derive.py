@@ -16,7 +16,7 @@ import torch
 from fxforms import _substrate as substrate
 from fxforms._tree import flatten
 from fxforms.errors import GradientError
-from fxforms.functions.context import among, attributes_of
+from fxforms.functions.context import RuleContext, among, attributes_of
 from fxforms.functions.contract import Rules
 from fxforms.functions.once import guard
 from fxforms.interpreters import below_all_levels, grad_level
@@ -113,10 +113,25 @@ def keep_for_transpose(ctx: Any, inputs: tuple[Any, ...]) -> None:
     ctx._fx_input_likes = tuple([Like.of(x) for x in inputs])
 
 
+def with_saved_read(ctx: Any) -> RuleContext:
+    """``ctx`` with what it saved read now.
+
+    A tracer unpacks a saved output by an operator, which at a level entered later would cut it off.
+    """
+    own = RuleContext(tuple(ctx.needs_input_grad), ctx._fx_lowered)
+    own.to_save = ctx.saved_tensors
+    vars(own).update(attributes_of(ctx))
+    for name in ("_fx_plain", "_fx_input_likes", "_fx_samples"):
+        setattr(own, name, getattr(ctx, name, None))
+    return own
+
+
 def backward_from_jvp(
     rules: Rules, ctx: Any, cotangents: tuple[Any, ...]
 ) -> tuple[torch.Tensor | None, ...]:
     """Gradients of the inputs: the jvp rule, transposed."""
+    if substrate.dispatch_modes():
+        ctx = with_saved_read(ctx)
     likes = [
         like if need else None for like, need in zip(ctx._fx_input_likes, ctx.needs_input_grad)
     ]

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from fxforms import _substrate as substrate
+from fxforms._tree import leaves
 from fxforms.errors import TraceError
 from fxforms.functions.context import RuleContext, as_tuple, attributes_of
 from fxforms.functions.contract import Rules
@@ -41,6 +44,12 @@ def opaque_class(rules: Rules, stage: Callable[..., Any]) -> Any:
     if rules.jvp is not None:
         methods["jvp"] = rules.jvp
     return substrate.make_function(rules.__name__, source.__base__, methods)
+
+
+def below_all(ctx: Any, args: tuple[Any, ...]) -> bool:
+    """True if no tensor that a rule works on is of a level, whichever levels are active."""
+    given = leaves((ctx.saved_tensors, attributes_of(ctx), args))
+    return not any(isinstance(x, torch.Tensor) and substrate.is_wrapped(x) for x in given)
 
 
 def stage_rule(

@@ -39,7 +39,7 @@ from fxforms.functions.once import (
     run_once,
     undecorated,
 )
-from fxforms.functions.opaque import ValueNeeded, opaque_class, stage_rule
+from fxforms.functions.opaque import ValueNeeded, below_all, opaque_class, stage_rule
 from fxforms.functions.packed import packed_class
 from fxforms.functions.recorded import Call
 from fxforms.functions.signature import Signature
@@ -240,7 +240,7 @@ class FunctionRules:
             try:
                 return as_tuple(rule(ctx, *args))
             except RuntimeError as error:
-                if isinstance(error, ValueNeeded) and not substrate.transforms_active():
+                if isinstance(error, ValueNeeded) and below_all(ctx, args):
                     return stage_rule(error.stage, rule, ctx, args)
                 if not substrate.on_vmap_level():
                     raise

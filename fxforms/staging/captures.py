@@ -7,31 +7,47 @@ traced; all of them are compiled to one function, since they are compared at eve
 from __future__ import annotations
 
 import functools
+import math
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from fxforms._tree import flatten, is_atom
-from fxforms.staging.reads import Read, is_installed, reads_of
+from fxforms.staging.reads import Read, is_installed, is_library, reads_of
 
 _SIMPLE = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size)
 _CONTAINERS = (tuple, list, dict, set, frozenset)
-MAX_LEAVES = 64
 _missing = object()
 
 
 def same(value: object, known: object) -> bool:
-    """True if two plain values are equal and of one type; NaN equals itself."""
-    return value is known or (type(value) is type(known) and value == known)
+    """True if two plain values are equal, of one type and one sign; NaN equals itself."""
+    if value is known:
+        return True
+    return (
+        type(value) is type(known) and value == known and is_negative(value) == is_negative(known)
+    )
+
+
+def is_negative(value: object) -> bool:
+    """True for a float below zero, and for -0.0."""
+    return type(value) is float and math.copysign(1.0, value) < 0
 
 
 def snapshot(container: Any) -> tuple[Any, ...]:
     """The contents of a container, comparable: tensors and other objects by identity."""
     leaves, spec = flatten(container)
     contents = [x if isinstance(x, _SIMPLE) else id(x) for x in leaves]
-    return (spec, [(type(x), c) for x, c in zip(leaves, contents)])
+    return (spec, [(type(x), c, is_negative(x)) for x, c in zip(leaves, contents)])
+
+
+def has_fields(value: Any) -> bool:
+    """True for an object that a program keeps its settings in."""
+    if isinstance(value, (type, torch.Tensor, torch.nn.Module, types.ModuleType)):
+        return False
+    return hasattr(value, "__dict__") and not callable(value) and not is_library(type(value))
 
 
 class Captures:
@@ -39,16 +55,32 @@ class Captures:
 
     Attributes:
         tensors: the tensors among them.
+        holders: the cells, lists and dicts that hold them, each with a name for messages.
         unchanged: True while every variable has its value; may raise where one is gone.
     """
 
-    def __init__(self, function: Any) -> None:
+    def __init__(
+        self, function: Any, arguments: dict[str, Any] | None = None, fixed: Sequence[Any] = ()
+    ) -> None:
+        """``arguments``: objects among the static arguments, by the parameter's name.
+
+        ``fixed``: all static values; the functions and modules among them read as well.
+        """
         self.tensors: list[torch.Tensor] = []
         self._names: dict[str, Any] = {"same": same, "snapshot": snapshot, "missing": _missing}
         self._bound: dict[int, str] = {}
         self._checks: dict[str, None] = {}
         self._walked: set[int] = set()
+        self._opened: set[int] = set()
+        self.holders: list[tuple[str, Any]] = []
+        self._label = "an argument"
+        self._arguments = arguments or {}
         self.walk(function)
+        if isinstance(function, types.FunctionType):
+            self._walk_function(function, self._arguments)
+        for value in fixed:
+            if callable(value):
+                self.walk(value)
         self.settle()
 
     def settle(self) -> None:
@@ -98,14 +130,20 @@ class Captures:
 
     def _note_container(self, text: str, value: Any) -> None:
         leaves = flatten(value)[0]
-        if len(leaves) > MAX_LEAVES:
-            self._check(f"{text} is {self._name(value)}")
-            return
+        if isinstance(value, (list, dict)):
+            self.holders.append((self._label, value))
         self._check(f"snapshot({text}) == {self._name(snapshot(value))}")
         for leaf in leaves:
             if not isinstance(leaf, _SIMPLE):
                 self._name(leaf)  # alive, so that its id stays its own
                 self.walk(leaf)
+                self._note_fields(leaf)
+
+    def _note_fields(self, value: Any) -> None:
+        """``value`` goes on to where the reads of it are not seen: any field may be read."""
+        if has_fields(value) and id(value) not in self._opened:
+            self._opened.add(id(value))
+            self._note_container(f"vars({self._name(value)})", vars(value))
 
     def walk(self, value: Any) -> None:
         """Note what ``value`` reads, if it is something that reads."""
@@ -118,18 +156,30 @@ class Captures:
         elif isinstance(value, torch.nn.Module):
             self._walk_module(value)
         elif isinstance(value, functools.partial):
-            for part in (value.func, value.args, value.keywords):
-                self._walk_parts(part)
+            self.walk(value.func)
+            self._walk_held((*value.args, *value.keywords.values()))
         elif isinstance(value, types.MethodType):
             self.walk(value.__self__)
-            function: Any = value.__func__
-            self._walk_function(function, value.__self__)
+            if isinstance(value.__func__, types.FunctionType):  # else one of C, as of a Function
+                self._walk_function(value.__func__, self._owner(value.__func__, value.__self__))
         elif isinstance(value, types.FunctionType):
-            self._walk_function(value, _missing)
+            self._walk_function(value, {})
         elif isinstance(value, type):
             self._walk_class(value)
         elif callable(value) and not isinstance(value, types.BuiltinFunctionType):
             self._walk_callable(value)
+
+    @staticmethod
+    def _owner(function: types.FunctionType, owner: Any) -> dict[str, Any]:
+        """The first argument of a method, by its name."""
+        return dict(zip(function.__code__.co_varnames[: function.__code__.co_argcount], [owner]))
+
+    def _walk_held(self, values: tuple[Any, ...]) -> None:
+        """Values that are bound for good; what they hold may change."""
+        for value in values:
+            if not isinstance(value, _SIMPLE):
+                self.note(self._name(value), value)
+                self._note_fields(value)
 
     def _walk_parts(self, tree: Any) -> None:
         for leaf in flatten(tree)[0]:
@@ -139,7 +189,7 @@ class Captures:
         """An object with ``__call__``; one of a library is known by what it holds."""
         call = type(value).__dict__.get("__call__")
         if isinstance(call, types.FunctionType) and not is_installed(call):
-            self._walk_function(call, value)
+            self._walk_function(call, self._owner(call, value))
         else:
             for part in list(getattr(value, "__dict__", {}).values()):
                 if callable(part) or isinstance(part, torch.Tensor):
@@ -151,63 +201,75 @@ class Captures:
             for name in ("forward", "setup_context", "backward", "vjp", "jvp", "vmap"):
                 rule = getattr(cls, name, None)
                 if isinstance(rule, types.FunctionType) and not is_installed(rule):
-                    self._walk_function(rule, _missing)
+                    self._walk_function(rule, {})
 
     def _walk_module(self, module: torch.nn.Module) -> None:
         name = self._name(module)
         self._check(f"{name}.training is {module.training}")
         hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
         self._check(f"len({name}._forward_hooks) + len({name}._forward_pre_hooks) == {hooks}")
+        self.holders.append((type(module).__name__, vars(module)))
         for part in ("_parameters", "_buffers", "_modules"):
             table = getattr(module, part)
+            if table:
+                self._check(f"len({self._name(table)}) == {len(table)}")
             for key, value in table.items():
                 self._check(f"{self._name(table)}.get({key!r}) is {self._name(value)}")
                 if value is not None:
                     self.walk(value)
         forward: Any = type(module).forward
         if isinstance(forward, types.FunctionType):
-            self._walk_function(forward, module)
+            self._walk_function(forward, self._owner(forward, module))
 
-    def _walk_function(self, function: types.FunctionType, owner: Any) -> None:
-        """The variables that ``function`` reads, with ``owner`` as its first argument if bound."""
+    def _walk_function(self, function: types.FunctionType, arguments: dict[str, Any]) -> None:
+        """The variables that ``function`` reads; some of its arguments are these objects."""
         if is_installed(function):
-            self._walk_installed(function, owner)
+            self._walk_installed(function, arguments)
             return
-        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-            self._walk_parts(value)
+        defaults = function.__defaults__ or ()
+        self._walk_held((*defaults, *(function.__kwdefaults__ or {}).values()))
         for read in reads_of(function):
-            self._follow(function, read, owner)
+            self._follow(function, read, arguments)
 
-    def _walk_installed(self, function: types.FunctionType, owner: Any) -> None:
-        """A function of a library: what its closure calls, and its owner's plain attributes."""
+    def _walk_installed(self, function: types.FunctionType, arguments: dict[str, Any]) -> None:
+        """A function of a library: what its closure calls, and plain attributes of a module."""
         for cell in function.__closure__ or ():
             value = getattr(cell, "cell_contents", None)
             if callable(value) or isinstance(value, torch.Tensor):
                 self.walk(value)
             elif isinstance(value, tuple):
                 self._walk_parts(value)
-        if isinstance(owner, torch.nn.Module):
+        if any(isinstance(x, torch.nn.Module) for x in arguments.values()):
             for read in reads_of(function):
-                if read.kind == "owner":
-                    self._follow(function, read, owner)
+                if read.kind == "argument":
+                    self._follow(function, read, arguments)
 
-    def _follow(self, function: types.FunctionType, read: Read, owner: Any) -> None:
+    def _follow(self, function: types.FunctionType, read: Read, arguments: dict[str, Any]) -> None:
         """Note the variable of ``read`` and the attributes taken from it."""
-        if read.kind == "owner":
-            if owner is _missing:
+        self._label = read.name
+        if read.kind == "stored":
+            self.holders.append((read.name, read.cell or function.__globals__))
+            return
+        if read.kind == "argument":
+            if read.name not in arguments:
                 return
-            text, value = self._name(owner), owner
+            value = arguments[read.name]
+            text = self._name(value)
+            if hasattr(value, "__dict__"):
+                self.holders.append((type(value).__name__, vars(value)))
         elif read.kind == "cell":
             cell = read.cell
             try:
                 text, value = f"{self._name(cell)}.cell_contents", cell.cell_contents
             except ValueError:  # still empty
                 return
+            self.holders.append((read.name, cell))
             self.note(text, value)
         else:
             table = function.__globals__
             if read.name not in table:
                 return
+            self.holders.append((str(table.get("__name__")), table))
             text, value = f"{self._name(table)}.get({read.name!r}, missing)", table[read.name]
             self.note(text, value)
         self._follow_attributes(text, value, read.attributes)
@@ -224,3 +286,4 @@ class Captures:
             if not (covered and isinstance(found, (torch.Tensor, torch.nn.Module))):
                 self.note(text, found)
             value = found
+        self._note_fields(value)

@@ -39,6 +39,11 @@ def is_inexact(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """An example for the cotangent of ``tensor``, which is not expanded where that is."""
+    return tensor.contiguous() if 0 in tensor.stride() else tensor
+
+
 def fill(mask: Sequence[bool], chosen: Sequence[Any], others: Sequence[Any]) -> list[Any]:
     """``others`` with ``chosen`` in the places of ``mask``."""
     given = iter(chosen)
@@ -135,12 +140,18 @@ class Parts(NamedTuple):
     differentiable: list[bool]
 
 
+class NoParts(NamedTuple):
+    """In the place of Parts where the derivative cannot be traced: who asks for it gets the error."""
+
+    error: Exception
+
+
 def joint_parts(
     program: Source, mask: tuple[bool, ...], operands: Sequence[torch.Tensor], plain: bool
 ) -> Parts:
     """Trace outputs and gradients together, and cut where the least is kept."""
     both = gradients(program, mask, plain)
-    like = [x for x in program.traced.output_examples() if is_inexact(x)]
+    like = [dense(x) for x in program.traced.output_examples() if is_inexact(x)]
     count, inputs = program.traced.outputs, len(mask)
 
     def joint(*args: torch.Tensor) -> Tensors:

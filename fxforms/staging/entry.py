@@ -29,6 +29,7 @@ class Outputs:
         leaves, spec = flatten(output)
         if self.spec is None:
             self.spec = spec
+            self.recorded = any(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves)
             self.leaves = [None if isinstance(x, torch.Tensor) else x for x in leaves]
             self.where = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
             self.single = isinstance(output, torch.Tensor)
@@ -87,6 +88,9 @@ class Entry:
         sizes = [[None] * x.dim() for x in call.tensors] + [list(x.shape) for x in captured]
         check = guards.tensor_guard(everything, sizes if dynamic else None)
         self.accepts = acceptance(check, guards.state_guard(), self, captured)
+        if self.program.traced.written:  # whether operands share memory is no part of the signature
+            like = self.accepts
+            self.accepts = lambda *x: like(*x) and self.may_write(x)
         self.answer = self.run
         if self.plain and not tracked(tuple(everything)):
             self.answer = untracked(self.direct, self.outputs, captured)

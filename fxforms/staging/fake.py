@@ -58,7 +58,11 @@ def fake_like(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     else:
         context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.dim())
         made = mode.from_tensor(tensor.detach(), symbolic_context=context)
-    return made.requires_grad_(tensor.requires_grad)
+    made.requires_grad_(tensor.requires_grad)
+    if tensor.requires_grad and not tensor.is_leaf:  # may be changed in place, as no leaf may
+        with mode, torch.enable_grad():
+            made = made.clone(memory_format=torch.preserve_format)
+    return made
 
 
 def sizes_guard(fakes: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], bool]:

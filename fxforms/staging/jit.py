@@ -17,8 +17,17 @@ from fxforms.staging import compiler
 from fxforms.staging.captures import Captures
 from fxforms.staging.entry import Entry, Outputs, never
 from fxforms.staging.history import History
+from fxforms.staging.leaks import without_leaks
 from fxforms.staging.program import Program
-from fxforms.staging.signature import Call, is_plain, key_of, put_together, take_apart, tensors_of
+from fxforms.staging.signature import (
+    Call,
+    is_plain,
+    key_of,
+    put_together,
+    static_objects,
+    take_apart,
+    tensors_of,
+)
 from fxforms.staging.watch import CapturedTraced
 
 MAX_ENTRIES = 256
@@ -63,7 +72,7 @@ class Jitted:
     ) -> None:
         functools.update_wrapper(self, function, updated=())
         self._function = function
-        self._argnums, self._argnames, self._donated = argnums, argnames, donated
+        self._static, self._donated = (argnums, argnames), donated
         self._dynamic = dynamic
         self._start = start
         self._lock = threading.RLock()
@@ -89,7 +98,7 @@ class Jitted:
 
     def entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         """The traced signature that serves these arguments."""
-        return self._entry(take_apart(args, kwargs, self._argnums, self._argnames))
+        return self._entry(take_apart(args, kwargs, *self._static))
 
     def trace(self, *args: Any, **kwargs: Any) -> GraphModule:
         """The traced program at these arguments, a graph of ATen operators on flat tensors.
@@ -126,7 +135,7 @@ class Jitted:
             return _outside_graph(self._function)(*args, **kwargs)
         if substrate.dispatch_modes():  # another tracer, which sees through
             return self._function(*args, **kwargs)
-        call = take_apart(args, kwargs, self._argnums, self._argnames)
+        call = take_apart(args, kwargs, *self._static)
         entry = self._recent(call)
         if entry is not None:
             self._hits += 1
@@ -197,17 +206,24 @@ class Jitted:
             return entry
 
     def _trace(self, call: Call) -> Entry:
-        captures = Captures(self._function)
+        objects = static_objects(self._function, *put_together(call, call.tensors, *self._static))
+        captures = Captures(self._function, objects, call.fixed)
         if substrate.transforms_active() and any(map(substrate.is_wrapped, captures.tensors)):
             raise CapturedTraced
         outputs, bare = Outputs(), call._replace(tensors=[])  # a graph keeps no argument alive
 
         def flat(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            args, kwargs = put_together(bare, tensors, self._argnums, self._argnames)
+            args, kwargs = put_together(bare, tensors, *self._static)
             return outputs.flatten(self._function(*args, **kwargs))
 
         name = name_of(self._function)
-        program = Program.of(name, flat, call.tensors, self._start, self._dynamic)
+        program = without_leaks(
+            captures,
+            name,
+            lambda: Program.of(name, flat, call.tensors, self._start, self._dynamic),
+        )
+        if outputs.recorded and not torch.is_grad_enabled():
+            raise CapturedTraced
         captures.settle()
         return Entry(program, outputs, captures, self._donations(bare))
 
@@ -216,7 +232,7 @@ class Jitted:
         if not self._donated:
             return []
         likes = [torch.empty(0)] * sum(call.where)
-        args, _ = put_together(call, likes, self._argnums, self._argnames)
+        args, _ = put_together(call, likes, *self._static)
         return tensors_of(args, self._donated)
 
 

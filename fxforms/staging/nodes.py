@@ -13,7 +13,8 @@ from fxforms.functions.inline import tracked
 from fxforms.functions.single_level import apply_single_level
 from fxforms.interpreters import current_interpreter
 from fxforms.interpreters.grad import GradInterpreter
-from fxforms.staging.derivatives import fill, is_inexact
+from fxforms.staging.derivatives import NoParts, fill, is_inexact
+from fxforms.staging.draws import drawing_from, random_state
 
 Tensors = tuple[torch.Tensor, ...]
 _VMAP = int(substrate.TransformType.Vmap)
@@ -48,6 +49,9 @@ class PlainNode(torch.autograd.Function):
         ctx.program, ctx.count, ctx.wanted = program, count, needs[count:]
         ctx.mask = needs[:count]
         ctx.parts = parts = program.parts(ctx.mask, tensors[:count], True)
+        ctx.drawn = random_state(tensors) if program.draws else None
+        if isinstance(parts, NoParts):
+            return without_derivative(ctx, program, tensors)
         results = parts.forward.bind(*tensors[:count])
         outputs = results[: program.traced.outputs]
         rest = results[len(outputs) + parts.tokens :]
@@ -61,15 +65,30 @@ class PlainNode(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
         """Gradients of the operands and of the captured tensors."""
+        refuse(ctx.parts)
         saved = ctx.saved_tensors
         operands, residuals = saved[: ctx.count], saved[ctx.count :]
         given = inexact(ctx.program, cotangents)
         if follows(ctx.program, (*operands, *given)):
-            found = ctx.program.pullback(ctx.mask, operands, given, True)
+            found = anew(ctx, operands, given, True)
         else:
             found = ctx.parts.backward.bind(*residuals, *given)
         mask = (*ctx.mask, *ctx.wanted)
         return None, None, *fill(mask, found, [None] * len(mask))
+
+
+def without_derivative(ctx: Any, program: Any, tensors: Tensors) -> Tensors:
+    """The results of ``program``, which are recorded so that their derivative is an error."""
+    results: Tensors = program.run(tensors)
+    fixed = [x for x in results[: program.traced.outputs] if not is_inexact(x)]
+    ctx.mark_non_differentiable(*fixed, *results[program.traced.outputs :])
+    return results
+
+
+def refuse(parts: Any) -> None:
+    """Raise what kept ``parts`` from being traced."""
+    if isinstance(parts, NoParts):
+        raise parts.error
 
 
 def _level_forward(ctx: Any, program: Any, *operands: torch.Tensor) -> Tensors:
@@ -77,12 +96,14 @@ def _level_forward(ctx: Any, program: Any, *operands: torch.Tensor) -> Tensors:
     assert isinstance(interpreter, GradInterpreter)
     inner = interpreter.unwrap(operands)
     ctx.program, ctx.mask, ctx.parts, ctx.residuals = program, ctx.needs_input_grad[1:], None, ()
+    ctx.drawn = random_state(inner) if program.draws else None
     with interpreter.lower():
         if follows(program, inner):
             results = program.bind(*inner)
         else:
             ctx.parts = program.parts(ctx.mask, inner, False)
-            results = ctx.parts.forward.bind(*inner)
+            forward = program if isinstance(ctx.parts, NoParts) else ctx.parts.forward
+            results = forward.bind(*inner)
     count = program.traced.outputs
     ctx.residuals = results[count + (ctx.parts.tokens if ctx.parts else 0) :]
     outputs: Tensors = interpreter.wrap(results[:count], inner, operands)
@@ -92,12 +113,21 @@ def _level_forward(ctx: Any, program: Any, *operands: torch.Tensor) -> Tensors:
 
 
 def _level_backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
+    refuse(ctx.parts)
+    # The graph of a level that has ended is not differentiated again: only levels below it count.
     operands, given = live(ctx.saved_tensors), inexact(ctx.program, live(cotangents))
     if ctx.parts is None or follows(ctx.program, (*operands, *given)):
-        found = ctx.program.pullback(ctx.mask, operands, given, False)
+        found = anew(ctx, operands, given, False)
     else:
         found = ctx.parts.backward.bind(*ctx.residuals, *given)
     return None, *fill(ctx.mask, found, [None] * len(ctx.mask))
+
+
+def anew(ctx: Any, operands: Tensors, given: Sequence[torch.Tensor], plain: bool) -> Tensors:
+    """Gradients by a pass that computes the forward anew, with the random numbers it had."""
+    with drawing_from(ctx.drawn, operands):
+        found: Tensors = ctx.program.pullback(ctx.mask, operands, given, plain)
+    return found
 
 
 LevelNode = substrate.make_function(

@@ -17,6 +17,7 @@ import torch
 from fxforms._tree import PyTreeSpec, flatten
 from fxforms.errors import TraceError, describe, name_of
 from fxforms.staging import fake
+from fxforms.staging.draws import drawing_from, random_state
 
 _bodies: weakref.WeakValueDictionary[int, Body] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
@@ -112,7 +113,7 @@ class Body:
     def _try(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The outputs for made-up numbers, which are looked at for their shapes alone."""
         failed: Exception | None = None
-        with fake.outside_modes():
+        with fake.outside_modes(), drawing_from(random_state(()), ()):  # a trial leaves no trace
             for make in (_positive, _identity, _zeros):
                 try:
                     return self.run([make(x) for x in tensors])

@@ -20,7 +20,15 @@ import torch
 
 from fxforms.functions.bind import bind
 from fxforms.interpreters import Primitive
-from fxforms.staging.derivatives import is_inexact, joint_parts, mapped, pullback, pushforward
+from fxforms.staging.derivatives import (
+    NoParts,
+    is_inexact,
+    joint_parts,
+    mapped,
+    pullback,
+    pushforward,
+)
+from fxforms.staging.draws import draws
 from fxforms.staging.nodes import apply_at_level, apply_plain
 from fxforms.staging.trace import Executable, Traced, trace
 
@@ -65,6 +73,11 @@ class Program(Primitive):
     def layouts(self) -> list[tuple[int, ...]]:
         """The strides of the tensors that the graph takes."""
         return [x.stride() for x in self.traced.input_examples()]
+
+    @cached_property
+    def draws(self) -> bool:
+        """True if the graph draws random numbers."""
+        return draws(self.traced.graph)
 
     @cached_property
     def interpreted(self) -> Executable:
@@ -135,7 +148,13 @@ class Program(Primitive):
         """Staged forward and backward passes for gradients of the operands in ``mask``."""
         key = ("parts", mask, plain, *map(layout, operands))
         found = self._derived.get(key)
-        return self._keep(key, joint_parts(self, mask, operands, plain)) if found is None else found
+        if found is None:
+            try:
+                made: Any = joint_parts(self, mask, operands, plain)
+            except Exception as error:  # as in eager, the forward pass does without a derivative
+                made = NoParts(error)
+            found = self._keep(key, made)
+        return found
 
     def pullback(
         self,

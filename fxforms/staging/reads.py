@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import os
+import sys
 import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -27,7 +28,8 @@ class Read(NamedTuple):
     """A variable, and the attributes that are taken from it one after the other.
 
     Attributes:
-        kind: ``"cell"``, ``"global"``, or ``"owner"`` for the object that a method is bound to.
+        kind: ``"cell"``, ``"global"``, or ``"argument"``; ``"stored"`` for a cell, or a global
+            without one, that is written to.
         name: the variable's name.
         attributes: ``("config", "scale")`` for ``name.config.scale``.
         cell: the closure cell.
@@ -44,45 +46,59 @@ def is_installed(function: types.FunctionType) -> bool:
     return function.__code__.co_filename.startswith(_INSTALLED)
 
 
+def is_library(cls: type) -> bool:
+    """True for a class of the packages that are taken to be constant, but for Python's own."""
+    file = getattr(sys.modules.get(cls.__module__ or ""), "__file__", None) or ""
+    root = (cls.__module__ or "").split(".")[0]
+    return file.startswith(_INSTALLED) and root not in sys.stdlib_module_names
+
+
 def reads_of(function: types.FunctionType) -> list[Read]:
     """What ``function`` and the functions written inside of it read from outside."""
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
     found = []
     for kind, name, attributes in scan(function.__code__):
-        if kind != "cell":
+        if kind not in ("cell", "stored"):
             found.append(Read(kind, name, attributes))
-        elif name in cells:
-            found.append(Read("cell", name, attributes, cells[name]))
+        elif name in cells or kind == "stored":
+            found.append(Read(kind, name, attributes, cells.get(name)))
     return found
 
 
 @functools.lru_cache(maxsize=4096)
 def scan(code: types.CodeType) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
     """The reads in ``code``: kind, name and attributes."""
-    owner = code.co_varnames[0] if code.co_argcount else ""
-    own = list(_scan(code, owner))
+    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    own = list(_scan(code, arguments))
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            inside = [x for x in scan(constant) if x[0] != "owner"]
-            own += [("owner", *x[1:]) if x[:2] == ("cell", owner) else x for x in inside]
+            inside = [x for x in scan(constant) if x[0] != "argument"]
+            own += [
+                ("argument", *x[1:]) if x[0] == "cell" and x[1] in arguments else x for x in inside
+            ]
     return tuple(dict.fromkeys(own))
 
 
-def _scan(code: types.CodeType, owner: str) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+def _scan(
+    code: types.CodeType, arguments: tuple[str, ...]
+) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     instructions = list(dis.get_instructions(code))
     stored = {i.argval for i in instructions if i.opname in ("STORE_ATTR", "STORE_GLOBAL")}
     for index, instruction in enumerate(instructions):
-        kind = _kind(instruction, owner, code)
-        if kind and instruction.argval not in stored:
+        kind = _kind(instruction, arguments, code)
+        if kind and (kind == "stored" or instruction.argval not in stored):
             yield kind, instruction.argval, _attributes(instructions[index + 1 :], stored)
 
 
-def _kind(instruction: dis.Instruction, owner: str, code: types.CodeType) -> str:
+def _kind(instruction: dis.Instruction, arguments: tuple[str, ...], code: types.CodeType) -> str:
     """Which kind of variable ``instruction`` loads, if it loads one."""
     if instruction.opname == "LOAD_GLOBAL":
         return "global"
-    if instruction.argval == owner and instruction.opname in ("LOAD_FAST", "LOAD_DEREF"):
-        return "owner"
+    if instruction.opname in ("STORE_GLOBAL", "STORE_DEREF"):
+        is_cell = instruction.argval in code.co_freevars
+        return "stored" if is_cell or instruction.opname == "STORE_GLOBAL" else ""
+    if instruction.opname in ("LOAD_FAST", "LOAD_DEREF") and instruction.argval in arguments:
+        return "argument"
     if instruction.opname in ("LOAD_DEREF", "LOAD_CLASSDEREF"):
         return "cell" if instruction.argval in code.co_freevars else ""
     return ""

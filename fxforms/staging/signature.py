@@ -46,7 +46,7 @@ def take_apart(
     where = tuple([isinstance(x, torch.Tensor) for x in leaves])
     tensors = [x for x, is_tensor in zip(leaves, where) if is_tensor]
     fixed = (*[x for x, is_tensor in zip(leaves, where) if not is_tensor], *static)
-    return Call(tensors, spec, where, fixed, tuple(map(static_key, fixed)))
+    return Call(tensors, spec, where, fixed, tuple(map(distinct, fixed)))
 
 
 def tensors_of(args: tuple[Any, ...], argnums: frozenset[int]) -> list[int]:
@@ -59,13 +59,6 @@ def tensors_of(args: tuple[Any, ...], argnums: frozenset[int]) -> list[int]:
             found += range(count, count + here)
         count += here
     return found
-
-
-def static_key(value: Any) -> Any:
-    """Equal for two static values that make the same program."""
-    if isinstance(value, (float, complex)):
-        return type(value), repr(value)
-    return type(value), value
 
 
 def put_together(
@@ -96,6 +89,29 @@ def key_of(func: Callable[..., Any], call: Call, dynamic: bool) -> tuple[Any, ..
     except TypeError:
         raise unhashable(func, call) from None
     return key
+
+
+def distinct(value: Any) -> tuple[Any, ...]:
+    """A key that tells what Python takes for equal: 1, 1.0 and True, 0.0 and -0.0."""
+    if isinstance(value, tuple):
+        return (type(value), *map(distinct, value))
+    if isinstance(value, (float, complex)):
+        return (type(value), repr(value))
+    return (type(value), value)
+
+
+def static_objects(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """The objects among the arguments, which are static, by the parameter's name."""
+    code = getattr(func, "__code__", None)
+    names = code.co_varnames[: code.co_argcount] if code else ()
+    given = dict(zip(names, args)) | kwargs
+    return {
+        name: x
+        for name, x in given.items()
+        if hasattr(x, "__dict__") and not isinstance(x, torch.Tensor)
+    }
 
 
 def unhashable(func: Callable[..., Any], call: Call) -> ArgumentError:

@@ -18,7 +18,7 @@ from fxforms.staging.identity import fold_identities
 from fxforms.staging.lift import Lift
 from fxforms.staging.opaque import Recording
 from fxforms.staging.simplify import drop_zero_tangents
-from fxforms.staging.watch import TraceWatch
+from fxforms.staging.watch import PerhapsCaptured, TraceWatch
 
 _aten = torch.ops.aten
 
@@ -89,13 +89,30 @@ def trace(
     Raises:
         TraceError: it needs a value that a traced tensor does not have.
     """
+    try:
+        return _trace(function, examples, dynamic, exact=False)
+    except PerhapsCaptured:
+        return _trace(function, examples, dynamic, exact=True)
+
+
+def _trace(
+    function: Callable[..., tuple[torch.Tensor, ...]],
+    examples: Sequence[torch.Tensor],
+    dynamic: bool,
+    exact: bool,
+) -> Traced:
+    """``exact``: with levels in the place of the caller's, so that those inside have other numbers.
+
+    A custom Function of torch may not be called in them, as it needs a ``vmap`` rule then.
+    """
     started, depth = time.perf_counter(), substrate.level_depth()
     mode = fake.new_mode(dynamic)
     returned: list[int | None] = []
     lift, recording = Lift(mode), Recording()
+    watch = TraceWatch(depth, exact)
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        with recording, lift, stand_in_levels(depth), TraceWatch(depth):
+        with recording, lift, stand_in_levels(depth if exact else 0), watch:
             outputs = function(*tensors)
         returned.extend([position(out, tensors) for out in outputs])
         outputs = tuple([out.detach() if out.requires_grad else out for out in outputs])
@@ -109,7 +126,7 @@ def trace(
         if any(is_mutable(node) for node in graph.graph.nodes):
             graph = functionalized(graph)
         written = take_writes(graph)
-    sweep(graph)
+    sweep(graph, bool(recording.bodies))
     return Traced(
         graph,
         lift.captured,
@@ -182,10 +199,14 @@ def take_writes(graph: GraphModule) -> list[int]:
 _IDLE = {"aten.is_same_size.default", "aten._has_same_storage_numel.default"}
 
 
-def sweep(graph: GraphModule) -> None:
-    """Drop what no output needs."""
+def sweep(graph: GraphModule, abandoned: bool) -> None:
+    """Drop what no output needs.
+
+    ``abandoned``: a body was begun before it became a call, so a draw that nothing uses is its own.
+    """
     for node in reversed(list(graph.graph.nodes)):
-        if str(node.target) in _IDLE and not node.users:
+        idle = str(node.target) in _IDLE or (abandoned and node.op == "call_function")
+        if idle and not node.users and getattr(node.target, "namespace", "") == "aten":
             graph.graph.erase_node(node)
     graph.graph.eliminate_dead_code()
     graph.recompile()

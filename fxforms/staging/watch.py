@@ -42,16 +42,28 @@ _WAYS_OUT = (
 
 
 class CapturedTraced(Exception):
-    """The function uses a tensor of a transform outside of ``jit`` that is not its argument."""
+    """The function must run as it is.
+
+    It uses a tensor of a transform outside of ``jit`` that is not its argument, or it records what
+    it does under ``enable_grad`` where its caller has recording off.
+    """
+
+
+class PerhapsCaptured(Exception):
+    """The function uses such a tensor, or maps over one that it captures."""
 
 
 class TraceWatch(TorchFunctionMode):
     """Refuses, by the user's line, what a traced tensor cannot do."""
 
-    def __init__(self, depth: int) -> None:
-        """``depth``: how many levels were active at the call of ``jit``."""
+    def __init__(self, depth: int, exact: bool) -> None:
+        """``depth``: how many levels were active at the call of ``jit``.
+
+        ``exact``: levels that are entered inside have numbers above ``depth``.
+        """
         super().__init__()
         self.depth = depth
+        self.refusal = CapturedTraced if exact else PerhapsCaptured
 
     def __torch_function__(
         self,
@@ -73,7 +85,8 @@ class TraceWatch(TorchFunctionMode):
         if self.depth:
             for x in leaves((args, kwargs)):
                 if isinstance(x, _T) and 0 < substrate.level_of(x) <= self.depth:
-                    raise CapturedTraced
+                    if not is_traced(x):  # else of a level that a rule entered below all others
+                        raise self.refusal
         try:
             return func(*args, **(kwargs or {}))
         except fake.VALUE_ERRORS as error:

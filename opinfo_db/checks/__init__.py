@@ -7,6 +7,7 @@ from opinfo_db.checks.errors import ERRORS
 from opinfo_db.checks.forward import FORWARD
 from opinfo_db.checks.grad import GRAD
 from opinfo_db.checks.gradgrad import GRADCHECK, GRADGRADCHECK
+from opinfo_db.checks.jit_equals_eager import JIT
 from opinfo_db.checks.levels import LEVELS
 from opinfo_db.checks.linearity import JVP_LINEAR, VJP_LINEAR
 from opinfo_db.checks.memory import MEMORY
@@ -27,6 +28,7 @@ CHECKS: tuple[Check, ...] = (
     GRADCHECK,
     GRADGRADCHECK,
     *MIXED,
+    *JIT,
     MEMORY,
     LEVELS,
     ERRORS,

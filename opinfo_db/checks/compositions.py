@@ -55,7 +55,7 @@ class Built:
 
 def needed(kinds: Sequence[str]) -> frozenset[Capability]:
     """What an entry must support for the composition ``kinds`` (outermost first)."""
-    derivatives = tuple(kind for kind in kinds if kind != "vmap")
+    derivatives = tuple(kind for kind in kinds if kind not in ("vmap", "jit"))
     needs = {_PAIRS[derivatives[i:]] for i in range(len(derivatives))}
     return frozenset(needs | ({Capability.VMAP} if "vmap" in kinds else set()))
 
@@ -63,7 +63,7 @@ def needed(kinds: Sequence[str]) -> frozenset[Capability]:
 def build(case: Case, kinds: Sequence[str], transforms: Sequence[Transforms]) -> Built:
     """The composition ``kinds`` of the case's op, each with its own transforms."""
     posed = problem(case)
-    if set(kinds) != {"vmap"}:
+    if set(kinds) - {"vmap", "jit"}:
         require_derivatives(posed)
     built = Built(posed, posed.op, posed.plain, inputs=posed.inputs)
     sizes = iter(_SIZES)
@@ -73,6 +73,8 @@ def build(case: Case, kinds: Sequence[str], transforms: Sequence[Transforms]) ->
             assert dims is not None
             built = _with_vmap(built, own, dims, next(sizes))
             dims = in_dims.outer_choice(dims)
+        elif kind == "jit":
+            built = replace(built, tested=tested.jit_of(built.tested, own))
         else:
             built = _with_derivative(built, kind, own)
     return built

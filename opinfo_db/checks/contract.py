@@ -148,6 +148,7 @@ class Check:
         variants: from the tensors of a sample, the ``in_dims`` to try; ``None`` for no mapping.
         source: whether it runs over the samples or over the error inputs.
         applies: whether there is an oracle for that entry in that dtype.
+        quick_share: of so many entries, one has its first case in the quick sample.
     """
 
     name: str
@@ -157,6 +158,7 @@ class Check:
     variants: Callable[[tuple[Tensor, ...]], Iterable[InDims | None]] = _without_in_dims
     source: Source = Source.SAMPLES
     applies: Callable[[OpInfo, torch.dtype], bool] = _always
+    quick_share: int = 1
 
     @property
     def differentiates(self) -> bool:

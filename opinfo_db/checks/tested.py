@@ -7,6 +7,7 @@ in any order. ``oracle.py`` has the same three with plain autograd and a loop.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -86,3 +87,8 @@ def vmap_of(
     """``fun`` mapped over the batch dims ``in_dims`` of its inputs."""
     call = transforms.vmap(fun.call, in_dims, out_dims, randomness=randomness)
     return Fun(call, fun.n_in, fun.n_out, fun.diff_in, fun.diff_out)
+
+
+def jit_of(fun: Fun, transforms: Transforms) -> Fun:
+    """``fun`` traced once a signature."""
+    return replace(fun, call=transforms.jit(fun.call))

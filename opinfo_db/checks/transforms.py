@@ -13,16 +13,25 @@ import fxforms
 
 @dataclass(frozen=True, slots=True)
 class Transforms:
-    """The transforms under test, with the signatures of ``torch.func``."""
+    """The transforms under test, with the signatures of ``torch.func``.
+
+    ``jit`` is that of fxforms, which torch has not; it takes the function alone.
+    """
 
     name: str
     grad: Callable[..., Any]
     vjp: Callable[..., Any]
     jvp: Callable[..., Any]
     vmap: Callable[..., Any]
+    jit: Callable[..., Any]
 
 
-FXFORMS = Transforms("fxforms", fxforms.grad, fxforms.vjp, fxforms.jvp, fxforms.vmap)
+def _jit(function: Callable[..., Any]) -> Any:
+    """``function`` traced, and its graph run operator by operator."""
+    return fxforms.jit(function, backend="eager")
+
+
+FXFORMS = Transforms("fxforms", fxforms.grad, fxforms.vjp, fxforms.jvp, fxforms.vmap, _jit)
 TORCH_FUNC = Transforms(
-    "torch.func", torch.func.grad, torch.func.vjp, torch.func.jvp, torch.func.vmap
+    "torch.func", torch.func.grad, torch.func.vjp, torch.func.jvp, torch.func.vmap, _jit
 )

@@ -110,6 +110,12 @@ _NESTED = (
     "mixed_vjpvjp",
     "mixed_jvpvjp",
     "mixed_vmapvjp",
+    "jit_vjpvjp",
+    "jit_jvpvjp",
+    "jit_vjpjvp",
+    "jit_vmapvjp",
+    "jit_vmapvjpvjp",
+    "jit_vmapjvpvjp",
 )
 
 ENTRIES: tuple[OpInfo, ...] = (
