@@ -13,6 +13,7 @@ from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx_inner, get_cpp_wrapper_config
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+from torch._inductor.virtualized import V
 from torch.fx import GraphModule, Node
 
 from fxforms.staging import fake
@@ -54,10 +55,11 @@ def compile_graph(graph: GraphModule) -> Executable:
 def lower(graph: GraphModule) -> GraphModule:
     """``graph`` in the operators that Inductor takes."""
     fakes = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
-    with fake.tracer_lock, torch.no_grad():
+    with fake.tracer_lock, torch.no_grad(), config.patch(fallback_random=True):
         lowered = fake.record(graph, fakes, select_decomp_table())
         lowered.graph = fx_graph_cse(lowered.graph)
-        joint_graph_passes(lowered)
+        with V.set_fake_mode(detect_fake_mode(fakes)):
+            joint_graph_passes(lowered)
         inline_products(lowered)
         lowered.graph.eliminate_dead_code()
         lowered.recompile()

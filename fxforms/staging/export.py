@@ -78,6 +78,10 @@ def load(path: str | os.PathLike[str]) -> Callable[..., Any]:
 
     Raises:
         ArgumentError: there is no such file.
+
+    Example:
+        >>> import fxforms
+        >>> slope = fxforms.load("slope.pt2")  # doctest: +SKIP
     """
     if not os.path.exists(path):
         raise ArgumentError(f"load: there is no file {os.fspath(path)!r}.")

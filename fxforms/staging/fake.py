@@ -72,7 +72,7 @@ def sizes_guard(fakes: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tenso
     if shapes is None:
         return lambda tensors: True
     placeholders: Any = list(fakes)
-    code = shapes.produce_guards_expression(placeholders)
+    code = shapes.produce_guards_expression(placeholders, ignore_static=False)
     if not code:
         return lambda tensors: True
     return lambda tensors: bool(shapes.evaluate_guards_expression(code, tensors))

@@ -12,6 +12,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxforms import _substrate as substrate
+from fxforms.errors import TraceError
+from fxforms.functions.opaque import ValueNeeded
 from fxforms.interpreters import below_all_levels, vmap_level
 from fxforms.staging import fake
 from fxforms.staging.identity import fold_identities
@@ -93,6 +95,8 @@ def trace(
         return _trace(function, examples, dynamic, exact=False)
     except PerhapsCaptured:
         return _trace(function, examples, dynamic, exact=True)
+    except ValueNeeded as error:  # by no body that could become a call of the graph
+        raise TraceError(str(error)) from error
 
 
 def _trace(

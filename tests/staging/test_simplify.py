@@ -140,17 +140,17 @@ def test_what_is_written_to_is_no_zero() -> None:
 
 
 IDENTITIES: dict[str, Callable[..., Any]] = {
-    "left": lambda x, w: torch.eye(3) @ w + x,
-    "right": lambda x, w: w @ torch.eye(3) + x,
-    "reshaped": lambda x, w: torch.eye(3)[:, None].reshape(3, 3) @ w + x,
-    "one in a list": lambda x, w: torch.cat([torch.eye(3)], 1) @ w + x,
-    "with a term": lambda x, w: torch.addmm(x[0], torch.eye(3), w),
+    "left": lambda x, w: torch.eye(3, 3) @ w + x,
+    "right": lambda x, w: w @ torch.eye(3, 3) + x,
+    "reshaped": lambda x, w: torch.eye(3, 3)[:, None].reshape(3, 3) @ w + x,
+    "one in a list": lambda x, w: torch.cat([torch.eye(3, 3)], 1) @ w + x,
+    "with a term": lambda x, w: torch.addmm(x[0], torch.eye(3, 3), w),
 }
 NO_IDENTITIES: dict[str, Callable[..., Any]] = {
     "not square": lambda x, w: torch.eye(2, 3) @ w,
-    "scaled": lambda x, w: (2 * torch.eye(3)) @ w,
-    "written to": lambda x, w: torch.eye(3).fill_diagonal_(2) @ w,
-    "scaled term": lambda x, w: torch.addmm(x, torch.eye(3), w, alpha=2),
+    "scaled": lambda x, w: (2 * torch.eye(3, 3)) @ w,
+    "written to": lambda x, w: torch.eye(3, 3).fill_diagonal_(2) @ w,
+    "scaled term": lambda x, w: torch.addmm(x, torch.eye(3, 3), w, alpha=2),
 }
 
 
