@@ -1,0 +1,288 @@
+"""The agent: sends messages to workers by name, and answers theirs. Transports derive from it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import InvalidStateError
+from dataclasses import dataclass
+from typing import Any
+
+from fxforms.distributed import current
+from fxforms.distributed.failures import error_of, exception_response
+from fxforms.distributed.futures import Future
+from fxforms.distributed.message import Message, MessageType
+from fxforms.distributed.pool import Pool
+from fxforms.errors import ArgumentError, RpcError, RpcTimeoutError, WorkerLostError
+
+UNSET_RPC_TIMEOUT = -1.0
+DEFAULT_TIMEOUT = 60.0
+MAX_TIMEOUT = 86_400.0
+SHUTDOWN = 5.0  # seconds that the threads of an agent have to end
+SWEEP = 0.05  # seconds between two looks for requests that ran out of time
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """The name and the id of a worker. The id is its rank."""
+
+    name: str
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a request came from, and the agent that answers it."""
+
+    agent: RpcAgent
+    sender: WorkerInfo
+
+
+class _Pending:
+    """A request that is not answered yet."""
+
+    __slots__ = ("deadline", "future", "timeout", "to")
+
+    def __init__(self, to: WorkerInfo, timeout: float) -> None:
+        self.to, self.timeout = to, timeout
+        self.deadline = time.monotonic() + timeout
+        self.future: Future[Message] = Future()
+
+
+Respond = Callable[[Origin, Message], Message]
+
+_preparations: list[Callable[[RpcAgent], None]] = []
+
+
+def prepare(preparation: Callable[[RpcAgent], None]) -> Callable[[RpcAgent], None]:
+    """Decorates what an agent is given to when it starts, such as to make an entry of `state`."""
+    _preparations.append(preparation)
+    return preparation
+
+
+class RpcAgent(ABC):
+    """One worker's end of the transport.
+
+    A transport implements `_transmit` and `_close`, calls `deliver` for each message that arrives
+    and `lose` when a peer is gone.
+
+    Args:
+        info: this worker.
+        workers: all workers of the world.
+        respond: answers a request; see `fxforms.distributed.callback`.
+        timeout: seconds that a request may take where the caller does not say.
+    """
+
+    def __init__(
+        self, info: WorkerInfo, workers: list[WorkerInfo], respond: Respond, timeout: float
+    ) -> None:
+        self.info = info
+        self.timeout = timeout
+        self.lost: dict[int, str] = {}
+        self.on_lost: list[Callable[[WorkerInfo], None]] = []
+        self.on_closed: list[Callable[[], None]] = []
+        self.state: dict[str, Any] = {}
+        self._workers: dict[str | int, WorkerInfo] = {}
+        for worker in workers:
+            self._workers[worker.name] = self._workers[worker.id] = worker
+        self._respond = respond
+        self._ids = itertools.count(1)
+        self._unique = itertools.count(info.id << 48)
+        self._pending: dict[int, _Pending] = {}
+        self._serving: set[tuple[int, int]] = set()
+        self.closed = threading.Event()
+        self.pool = Pool(f"worker {info.name!r}", lambda: current.bind(self))
+        for preparation in _preparations:
+            preparation(self)
+        self.pool.submit(self._sweep)
+
+    # --- what a transport does -------------------------------------------------------------------
+
+    @abstractmethod
+    def _transmit(self, to: WorkerInfo, message: Message, timeout: float) -> None:
+        """Send ``message`` to another worker; raises an `RpcError` if that surely failed."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """End the connections, so that every thread that waits for one goes on."""
+
+    # --- what a caller uses ----------------------------------------------------------------------
+
+    @property
+    def workers(self) -> list[WorkerInfo]:
+        """All workers of the world, by id."""
+        return sorted(set(self._workers.values()), key=lambda worker: worker.id)
+
+    def worker(self, to: str | int | WorkerInfo) -> WorkerInfo:
+        """The worker with that name or id.
+
+        Raises:
+            ArgumentError: there is none.
+        """
+        found = self._workers.get(to.id if isinstance(to, WorkerInfo) else to)
+        if found is None:
+            names = ", ".join(repr(worker.name) for worker in self.workers)
+            raise ArgumentError(f"There is no worker {to!r}. The workers are {names}.")
+        return found
+
+    def send(
+        self, to: WorkerInfo, message: Message, timeout: float | None = None
+    ) -> Future[Message]:
+        """Send a request; the future gets the response, or fails with the error of the worker.
+
+        Args:
+            to: the receiver, which may be this worker.
+            message: the request. It gets a new id.
+            timeout: seconds after which the future fails.
+        """
+        pending = _Pending(to, self._seconds(timeout))
+        message.id = next(self._ids)
+        self._pending[message.id] = pending
+        try:
+            if self.closed.is_set() or to.id in self.lost:
+                raise self._gone(to)
+            if to.id == self.info.id:
+                self.deliver(to, isolated(message))
+            else:
+                self._transmit(to, message, pending.timeout)
+        except BaseException as error:
+            self._fail(message.id, error)
+        return pending.future
+
+    def new_id(self) -> int:
+        """A number that no other worker gives: its id in the high 16 bits, a counter in 48."""
+        return next(self._unique)
+
+    def asking(self) -> int:
+        """How many requests of this worker are not answered yet."""
+        return len(self._pending)
+
+    def serving(self) -> int:
+        """How many requests of others this worker has not answered yet."""
+        return len(self._serving)
+
+    def shutdown(self) -> None:
+        """End the agent at once: what waits for an answer fails; connections and threads end.
+
+        `fxforms.distributed.shutdown` agrees with the other workers before it calls this.
+        """
+        self.closed.set()
+        self._close()
+        for id, pending in list(self._pending.items()):
+            self._fail(id, self._gone(pending.to))
+        for callback in self.on_closed:
+            callback()
+        self.pool.close(SHUTDOWN)
+
+    # --- what a transport calls ------------------------------------------------------------------
+
+    def deliver(self, sender: WorkerInfo, message: Message) -> None:
+        """Take a message that arrived from ``sender``."""
+        if not message.is_request:
+            self._complete(sender, message)
+            return
+        try:
+            self.pool.submit(self._serve, sender, message)
+        except WorkerLostError as error:
+            self._transmit_error(sender, exception_response(error, message.id))
+
+    def answer(self, sender: WorkerInfo, message: Message) -> Message:
+        """Run a request; the response, which is an error where the request raised one."""
+        return self._respond(Origin(self, sender), message)
+
+    def _serve(self, sender: WorkerInfo, message: Message) -> None:
+        """Run a request and send the response."""
+        key = (sender.id, message.id)
+        self._serving.add(key)
+        try:
+            self._reply(sender, self.answer(sender, message))
+        except RpcError as error:  # the caller is gone, or the answer cannot be sent as it is
+            self._transmit_error(sender, exception_response(error, message.id))
+        finally:
+            self._serving.discard(key)
+
+    def _reply(self, sender: WorkerInfo, response: Message) -> None:
+        if sender.id == self.info.id:
+            self._complete(sender, isolated(response))
+        else:
+            self._transmit(sender, response, self.timeout)
+
+    def _transmit_error(self, sender: WorkerInfo, response: Message) -> None:
+        """Tell ``sender`` of an error, if it still listens."""
+        with contextlib.suppress(RpcError):
+            self._transmit(sender, response, self.timeout)
+
+    def _complete(self, sender: WorkerInfo, message: Message) -> None:
+        """Give a response to the future that waits for it; one that nobody waits for is dropped."""
+        pending = self._pending.get(message.id)
+        if pending is None or pending.to.id != sender.id or not message.is_response:
+            return
+        if message.type is MessageType.EXCEPTION:
+            self._fail(message.id, error_of(message, sender.name))
+        elif self._pending.pop(message.id, None) is not None:
+            with contextlib.suppress(InvalidStateError):  # cancelled
+                pending.future.set_result(message)
+
+    def lose(self, worker: WorkerInfo, reason: str) -> None:
+        """Take ``worker`` for dead: every request to it fails, now and later."""
+        if self.closed.is_set() or worker.id in self.lost:
+            return
+        self.lost[worker.id] = reason
+        for id, pending in list(self._pending.items()):
+            if pending.to.id == worker.id:
+                self._fail(id, self._gone(worker))
+        for callback in self.on_lost:
+            callback(worker)
+
+    # --- the end of a request --------------------------------------------------------------------
+
+    def _seconds(self, timeout: float | None) -> float:
+        """The seconds that ``timeout`` means."""
+        if timeout is None or timeout == UNSET_RPC_TIMEOUT:
+            return self.timeout
+        if not 0 < timeout <= MAX_TIMEOUT:
+            raise ArgumentError(f"timeout={timeout}: expected seconds, from 0 to {MAX_TIMEOUT}.")
+        return timeout
+
+    def _fail(self, id: int, error: BaseException) -> None:
+        """End request ``id`` with ``error``, if it has not ended."""
+        pending = self._pending.pop(id, None)
+        if pending is not None:
+            with contextlib.suppress(InvalidStateError):  # cancelled
+                pending.future.set_exception(error)
+
+    def _gone(self, worker: WorkerInfo) -> WorkerLostError:
+        """Why nothing can be sent to ``worker``."""
+        if worker.id in self.lost:
+            return WorkerLostError(f"Worker {worker.name!r} is lost: {self.lost[worker.id]}")
+        return WorkerLostError(
+            f"Worker {self.info.name!r} is shut down and has no answer from {worker.name!r}."
+        )
+
+    def _sweep(self) -> None:
+        """Fail requests that have run out of time, until the agent is closed."""
+        while not self.closed.wait(SWEEP):
+            now = time.monotonic()
+            for id, pending in list(self._pending.items()):
+                if pending.deadline < now:
+                    # Not in this thread: what waits for the future may run code of the user.
+                    self.pool.submit(self._fail, id, _late(pending))
+                elif pending.future.cancelled():
+                    self._pending.pop(id, None)
+
+
+def _late(pending: _Pending) -> RpcTimeoutError:
+    return RpcTimeoutError(
+        f"Worker {pending.to.name!r} has not answered within {pending.timeout:g} s. It is slow, "
+        "stopped, or waits for another worker. Give the call a longer timeout if it is slow."
+    )
+
+
+def isolated(message: Message) -> Message:
+    """``message`` as it arrives over a wire: no tensor shares memory or a graph with the sender."""
+    tensors = tuple(tensor.detach().clone() for tensor in message.tensors)
+    return Message(message.payload, tensors, message.type, message.id)

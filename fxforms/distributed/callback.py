@@ -1,0 +1,71 @@
+"""What every agent does with a request: read it, run it, wrap the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from fxforms.distributed import modes
+from fxforms.distributed.agent import Origin
+from fxforms.distributed.commands import (
+    PythonCall,
+    PythonRet,
+    RpcCommandBase,
+    ScriptCall,
+    ScriptRet,
+)
+from fxforms.distributed.failures import exception_response
+from fxforms.distributed.message import Message, MessageType
+from fxforms.distributed.registry import operator, registered
+from fxforms.errors import MessageError
+
+Handler = Callable[[Any, Origin], RpcCommandBase]
+_H = TypeVar("_H", bound=Handler)
+
+_handlers: dict[MessageType, Handler] = {}
+
+
+def handles(*types: MessageType) -> Callable[[_H], _H]:
+    """Decorates the function that answers requests of these types.
+
+    It gets the command and its origin and returns the command that answers it, or raises.
+    """
+
+    def add(handler: _H) -> _H:
+        for type in types:
+            if type in _handlers:
+                raise ValueError(f"{type.name} has a handler already")
+            _handlers[type] = handler
+        return handler
+
+    return add
+
+
+def run(message: Message, origin: Origin) -> RpcCommandBase:
+    """The answer to a request; raises what its handler raises."""
+    handler = _handlers.get(message.type)
+    if handler is None:
+        raise MessageError(f"A {message.type.name} message is no request that is answered here.")
+    return handler(RpcCommandBase.from_message(message), origin)
+
+
+def respond(origin: Origin, message: Message) -> Message:
+    """The response to a request, an EXCEPTION where it raised; has the request's id."""
+    try:
+        response = run(message, origin).to_message()
+    except BaseException as error:  # SystemExit too: a peer cannot end this process
+        return exception_response(error, message.id)
+    response.id = message.id
+    return response
+
+
+@handles(MessageType.SCRIPT_CALL)
+def _script_call(command: ScriptCall, origin: Origin) -> ScriptRet:
+    with modes.applied(command.mode):
+        return ScriptRet(operator(command.name)(*command.args, **command.kwargs))
+
+
+@handles(MessageType.PYTHON_CALL)
+def _python_call(command: PythonCall, origin: Origin) -> PythonRet:
+    with modes.applied(command.mode):
+        return PythonRet(registered(command.name)(*command.args, **command.kwargs))

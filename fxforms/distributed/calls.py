@@ -1,0 +1,121 @@
+"""A call: from a function and its arguments to a command, and the message's way through the agent.
+
+The autograd half adds its metadata here, through `Interceptor`, so that this half knows nothing of
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from fxforms.distributed import modes
+from fxforms.distributed.agent import RpcAgent, WorkerInfo
+from fxforms.distributed.commands import (
+    PythonCall,
+    PythonRemoteCall,
+    RpcCommandBase,
+    ScriptCall,
+    ScriptRemoteCall,
+)
+from fxforms.distributed.futures import Future
+from fxforms.distributed.message import Message
+from fxforms.distributed.registry import operator_name, registered_name
+from fxforms.errors import ArgumentError, name_of
+
+
+class Interceptor(Protocol):
+    """Sees each call of a user's function before it is sent, and each answer."""
+
+    def outgoing(self, to: WorkerInfo, message: Message) -> Message:
+        """What is sent in place of the request ``message``."""
+
+    def incoming(self, sender: WorkerInfo, message: Message) -> Message:
+        """What is read in place of the response ``message``."""
+
+    def failed(self, to: WorkerInfo, request: Message, error: BaseException) -> None:
+        """The request that `outgoing` returned ended with ``error``."""
+
+
+CallHook = Callable[
+    [WorkerInfo, Any, Sequence[Any], Mapping[str, Any] | None, float], Future[Any] | None
+]
+# Each is asked first, with the arguments of rpc_async; the first that does not decline makes the
+# call. So a call inside a transform becomes an instance of the operator.
+call_hooks: list[CallHook] = []
+
+_interceptors: list[Interceptor] = []
+
+
+def intercept(interceptor: Interceptor) -> None:
+    """Let ``interceptor`` see every call from now on, in every thread."""
+    _interceptors.append(interceptor)
+
+
+def call_command(api: str, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+    """The command that runs ``fn`` on a worker.
+
+    Raises:
+        ArgumentError: ``fn`` is neither a built-in operator nor registered.
+    """
+    cls, name = _named(api, fn)
+    return cls(name, list(args), dict(kwargs or {}), modes.capture())
+
+
+def remote_command(
+    api: str, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, ids: tuple[int, int]
+) -> Any:
+    """The command that runs ``fn`` on a worker and keeps the result there as RRef ``ids``."""
+    cls, name = _named(api, fn)
+    kept = ScriptRemoteCall if cls is ScriptCall else PythonRemoteCall
+    return kept(name, list(args), dict(kwargs or {}), modes.capture(), *ids)
+
+
+def _named(api: str, fn: Any) -> tuple[type[ScriptCall] | type[PythonCall], str]:
+    """The class of the command for ``fn``, and its name on the other worker."""
+    name = registered_name(fn)
+    if name is not None:
+        return PythonCall, name
+    name = operator_name(fn)
+    if name is None:
+        raise ArgumentError(
+            f"{api}({name_of(fn)}): expected a registered function or a built-in operator of "
+            "torch. Decorate it with @fxforms.distributed.register, in a module that the worker "
+            "imports too."
+        )
+    return ScriptCall, name
+
+
+def send_command(
+    agent: RpcAgent, to: WorkerInfo, command: RpcCommandBase, timeout: float | None = None
+) -> Future[RpcCommandBase]:
+    """Send a command as it is; the future of the command that answers it."""
+    future = agent.send(to, command.to_message(), timeout)
+    return future.then(lambda done: RpcCommandBase.from_message(done.value()))
+
+
+def send_call(
+    agent: RpcAgent,
+    to: WorkerInfo,
+    command: RpcCommandBase,
+    timeout: float | None,
+    read: Callable[[RpcCommandBase], Any],
+) -> Future[Any]:
+    """Send a call of a user's function past the interceptors; the future of ``read(answer)``."""
+    message = command.to_message()
+    for interceptor in _interceptors:
+        message = interceptor.outgoing(to, message)
+    request = message
+
+    def answer(done: Future[Message]) -> Any:
+        try:
+            response = done.value()
+        except BaseException as error:
+            for interceptor in _interceptors:
+                interceptor.failed(to, request, error)
+            raise
+        for interceptor in reversed(_interceptors):
+            response = interceptor.incoming(to, response)
+        return read(RpcCommandBase.from_message(response))
+
+    return agent.send(to, message, timeout).then(answer)
