@@ -8,7 +8,7 @@ from typing import Any
 
 from fxforms.distributed import current, leave
 from fxforms.distributed.agent import UNSET_RPC_TIMEOUT, WorkerInfo
-from fxforms.distributed.agents import local
+from fxforms.distributed.agents import local, process_group
 from fxforms.distributed.callback import respond
 from fxforms.distributed.calls import call_command, call_hooks, send_call
 from fxforms.distributed.current import current_agent
@@ -19,7 +19,7 @@ from fxforms.errors import ArgumentError
 _logger = logging.getLogger("fxforms.distributed")
 _DRAIN = 5.0
 
-_AGENTS = {"local": local.start}
+_AGENTS = {"local": local.start, "process_group": process_group.start}
 
 
 def init_rpc(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -18,11 +19,15 @@ class Options:
         rpc_timeout: seconds that a call may take where it does not say.
         init_timeout: seconds that all workers have to join.
         host: the address this worker listens on. Loopback unless another is given.
+        silence: seconds without a word from a worker after which it counts as dead.
+        max_message_bytes: how large a message may be.
     """
 
     rpc_timeout: float = DEFAULT_TIMEOUT
     init_timeout: float = DEFAULT_TIMEOUT
     host: str = "127.0.0.1"
+    silence: float = DEFAULT_TIMEOUT
+    max_message_bytes: int = 1 << 31
 
 
 def read(options: Mapping[str, Any] | Options | None) -> Options:
@@ -41,7 +46,7 @@ def read(options: Mapping[str, Any] | Options | None) -> Options:
             f"init_rpc(options=...): {unknown} are no options. There are {sorted(known)}."
         )
     result = Options(**given)
-    for name in ("rpc_timeout", "init_timeout"):
+    for name in ("rpc_timeout", "init_timeout", "silence"):
         seconds = getattr(result, name)
         if not isinstance(seconds, (int, float)) or not 0 < seconds <= MAX_TIMEOUT:
             raise ArgumentError(
@@ -49,3 +54,18 @@ def read(options: Mapping[str, Any] | Options | None) -> Options:
                 f"{MAX_TIMEOUT:g}."
             )
     return result
+
+
+def master(agent: str) -> tuple[str, int]:
+    """The address at which the workers meet, from the environment, as torch has it.
+
+    Raises:
+        ArgumentError: it is not set, or is no address.
+    """
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise ArgumentError(
+            f"init_rpc(agent={agent!r}): MASTER_ADDR={host!r}, MASTER_PORT={port!r} in the "
+            "environment are no address. Set both, the same for every worker."
+        )
+    return host, int(port)

@@ -1,0 +1,250 @@
+"""The connection of two workers of the process-group agent: a gloo group of two.
+
+The one file that knows how gloo behaves, and the private options with which it is made. What it
+relies on, as seen on torch 2.13:
+
+- A receive into a buffer takes a message that is shorter. Receives of one tag are filled in the
+  order in which they were posted.
+- A send waits until the peer has posted a receive for it, and then until the bytes are written.
+- When a peer dies, every operation of the group raises. A wait that times out ends the whole group,
+  so each pair of workers has its own, and `Link.cut` is such a wait.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+
+import torch
+from torch.distributed import PrefixStore, ProcessGroupGloo, Store, Work
+
+from fxforms.distributed.agent import WorkerInfo
+from fxforms.distributed.frame import Head, raw, read_head, read_tensors, restore, write_head
+from fxforms.distributed.message import Message
+from fxforms.distributed.options import Options
+from fxforms.errors import MessageError
+
+BUFFER = 1 << 13  # bytes of a small frame; what is larger is sent on its own
+WINDOW = 64  # receives that are posted at once
+DIRECT = 1 << 16  # bytes that the network is trusted to take from a sender without a wait
+PIECE = 1 << 26  # bytes of one send of a large tensor
+
+_FRAMES, _PIECES, _NOTHING = 1, 2, 3  # tags
+_PRELUDE = struct.Struct("<BQII")  # kind, frames that came, bytes of this one, of a large head
+_SMALL, _LARGE, _BEAT, _BYE = range(4)
+_FOREVER = timedelta(days=365)
+
+
+class Cut(Exception):
+    """The connection ended; the text says why."""
+
+
+class Link:
+    """One worker's end of the connection to another.
+
+    Args:
+        store: where both ends find each other.
+        gloo: the device of this worker.
+        me, peer: the two workers.
+        options: how long the peer may be silent, and how large a message may be.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        gloo: object,
+        me: WorkerInfo,
+        peer: WorkerInfo,
+        options: Options,
+    ) -> None:
+        self.peer = peer
+        self.limit = options.max_message_bytes
+        self._other = int(me.id < peer.id)
+        self._silence = timedelta(seconds=options.silence)
+        name = f"link/{min(me.id, peer.id)}/{max(me.id, peer.id)}"
+        self._group = _group(PrefixStore(name, store), 1 - self._other, gloo, options)
+        self._buffers = [torch.empty(BUFFER, dtype=torch.uint8) for _ in range(WINDOW)]
+        self._views = [memoryview(buffer.numpy()) for buffer in self._buffers]
+        self._posted = [self._post(buffer) for buffer in self._buffers]
+        self._lock = threading.Lock()
+        self._sent = self._taken = self._received = 0
+        self._queue: deque[tuple[bytes, list[torch.Tensor]]] = deque()
+        self._draining = False
+
+    # --- sending ---------------------------------------------------------------------------------
+
+    def send(self, message: Message, run: Callable[[Callable[[], None]], None]) -> None:
+        """Send ``message`` without a wait for the peer.
+
+        A small frame is written at once if the peer surely has room for it. Else it is queued, and
+        ``run`` gets what sends the queue, to be run in another thread.
+
+        Raises:
+            Cut: the connection has ended.
+            MessageError: the message cannot be sent.
+        """
+        head, tensors = write_head(message)
+        size = len(head) + sum(tensor.nbytes for tensor in tensors)
+        if size > self.limit:
+            raise MessageError(f"A message of {size} bytes, at most {self.limit} are sent.")
+        if _PRELUDE.size + size <= BUFFER and self._claim(size):
+            self._put(_SMALL, _joined(head, tensors))
+            return
+        with self._lock:
+            self._queue.append((head, tensors))
+            idle, self._draining = not self._draining, True
+        if idle:
+            run(self._drain)
+
+    def beat(self) -> None:
+        """Tell the peer that this worker lives."""
+        if self._claim(0):
+            self._put(_BEAT, b"")
+
+    def bye(self) -> None:
+        """Tell the peer that this worker leaves."""
+        if self._claim(0):
+            self._put(_BYE, b"")
+
+    def _claim(self, size: int) -> bool:
+        """Count a frame as sent if the peer surely has room for it, and none is queued before."""
+        with self._lock:
+            ahead = self._sent - self._taken + 1
+            free = not self._draining and ahead < WINDOW and ahead * size <= DIRECT
+            self._sent += free
+        return free
+
+    def _drain(self) -> None:
+        """Send what is queued, waiting for the peer where it has no room."""
+        while True:
+            with self._lock:
+                if not self._queue:
+                    self._draining = False
+                    return
+                head, tensors = self._queue.popleft()
+                self._sent += 1
+            try:
+                self._put_queued(head, tensors)
+            except Cut:  # who waits for the answer learns it from the receiver
+                with self._lock:
+                    self._queue.clear()
+
+    def _put_queued(self, head: bytes, tensors: list[torch.Tensor]) -> None:
+        size = _PRELUDE.size + len(head)
+        if size + sum(tensor.nbytes for tensor in tensors) <= BUFFER:
+            self._put(_SMALL, _joined(head, tensors))
+            return
+        if size <= BUFFER:
+            self._put(_LARGE, head)
+        else:
+            self._put(_LARGE, b"", len(head))
+            tensors = [torch.frombuffer(bytearray(head), dtype=torch.uint8), *tensors]
+        for tensor in tensors:
+            for piece in raw(tensor).split(PIECE):
+                self._wait(self._group.send([piece], self._other, _PIECES))
+
+    def _put(self, kind: int, body: bytes, large: int = 0) -> None:
+        """Write one frame that fits into the buffer."""
+        frame = bytearray(_PRELUDE.pack(kind, self._received, len(body), large))
+        frame += body
+        tensor = torch.frombuffer(frame, dtype=torch.uint8)
+        self._wait(self._group.send([tensor], self._other, _FRAMES))
+
+    # --- receiving -------------------------------------------------------------------------------
+
+    def receive(self) -> Message | None:
+        """The next message, or None for a sign of life; one thread at a time.
+
+        Raises:
+            Cut: the peer died, left, or was silent for too long.
+            MessageError: what came is no message; nothing more can be read.
+        """
+        at = self._received % WINDOW
+        self._wait(self._posted[at], self._silence)
+        view = self._views[at]
+        kind, taken, size, large = _PRELUDE.unpack_from(view)
+        body = bytes(view[_PRELUDE.size : _PRELUDE.size + size])
+        self._posted[at] = self._post(self._buffers[at])
+        self._received += 1
+        self._taken = max(self._taken, taken)
+        if kind == _BEAT:
+            return None
+        if kind == _BYE:
+            raise Cut("it was shut down.")
+        return self._read(kind, memoryview(body), large)
+
+    def _read(self, kind: int, body: memoryview, large: int) -> Message:
+        if large:
+            if large > self.limit:
+                raise MessageError(f"A head of {large} bytes is larger than {self.limit}.")
+            body = memoryview(self._pieces(large).numpy())
+        head = read_head(body, self.limit)
+        if kind == _SMALL:
+            head.message.tensors = read_tensors(body, head.end, head.specs)
+        else:
+            head.message.tensors = self._large_tensors(head)
+        return head.message
+
+    def _large_tensors(self, head: Head) -> tuple[torch.Tensor, ...]:
+        return tuple(restore(spec, self._pieces(spec.nbytes)) for spec in head.specs)
+
+    def _pieces(self, size: int) -> torch.Tensor:
+        """The next ``size`` bytes of those that are sent in pieces."""
+        data = torch.empty(size, dtype=torch.uint8)
+        pieces = data.split(PIECE) if size else ()
+        for work in [self._group.recv([piece], self._other, _PIECES) for piece in pieces]:
+            self._wait(work, self._silence)
+        return data
+
+    def _post(self, buffer: torch.Tensor) -> Work:
+        try:
+            return self._group.recv([buffer], self._other, _FRAMES)
+        except RuntimeError as error:
+            raise _cut(error) from None
+
+    # --- both ------------------------------------------------------------------------------------
+
+    def _wait(self, work: Work, time: timedelta = _FOREVER) -> None:
+        """Wait for an operation of the group."""
+        try:
+            work.wait(time)
+        except RuntimeError as error:
+            raise _cut(error) from None
+
+    def cut(self) -> None:
+        """End the connection: every operation of either end raises, now and later."""
+        with suppress(RuntimeError):
+            nothing = torch.empty(1, dtype=torch.uint8)
+            self._group.recv([nothing], self._other, _NOTHING).wait(timedelta(milliseconds=1))
+
+
+def _joined(head: bytes, tensors: list[torch.Tensor]) -> bytes:
+    return b"".join([head, *(memoryview(raw(tensor).numpy()) for tensor in tensors)])
+
+
+def _cut(error: RuntimeError) -> Cut:
+    """What an error of gloo means."""
+    text = str(error)
+    if "imed out" in text:
+        return Cut("nothing was heard of it for too long.")
+    if "Application timeout" in text:
+        return Cut("this worker ended the connection.")
+    return Cut("its connection closed; the process may have died.")
+
+
+def _group(store: Store, rank: int, gloo: object, options: Options) -> ProcessGroupGloo:
+    """The gloo group of one link."""
+    private = ProcessGroupGloo._Options()
+    private._devices = [gloo]
+    private._timeout = timedelta(seconds=options.init_timeout)
+    private._threads = 1
+    return ProcessGroupGloo(store, rank, 2, private)
+
+
+def device(host: str) -> object:
+    """The gloo device that listens on ``host``."""
+    return ProcessGroupGloo.create_device(hostname=host)

@@ -1,0 +1,168 @@
+"""Workers that are processes on a trusted network: point-to-point on gloo, met through a store.
+
+Nothing is encrypted and nobody is asked who he is: whoever reaches the port of the store or of a
+worker can join. Use the gRPC agent where that is not the network's own business.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from contextlib import suppress
+from datetime import timedelta
+
+from torch.distributed import TCPStore
+
+from fxforms.distributed.agent import Respond, RpcAgent, WorkerInfo
+from fxforms.distributed.agents import gloo_link
+from fxforms.distributed.agents.gloo_link import Cut, Link
+from fxforms.distributed.message import Message
+from fxforms.distributed.options import Options, master
+from fxforms.errors import ArgumentError, MessageError, RpcTimeoutError, WorkerLostError
+
+_LEAVING = 0.5  # seconds that peers have to say goodbye too
+
+
+class ProcessGroupAgent(RpcAgent):
+    """A worker that is a process, with one link to each other.
+
+    Whoever receives a request answers it in that thread, after it has woken another to receive the
+    next, so that an answer never waits for a thread and a handler may wait for other workers.
+    """
+
+    def __init__(
+        self, info: WorkerInfo, workers: list[WorkerInfo], respond: Respond, options: Options
+    ) -> None:
+        super().__init__(info, workers, respond, options.rpc_timeout)
+        self._beat = options.silence / 4
+        self._links: dict[int, Link] = {}
+        self._store: TCPStore | None = None  # lives as long as the agent that serves it
+        self._ended = threading.Semaphore(0)
+
+    def connect(self, store: TCPStore, options: Options) -> None:
+        """Make the links, and start to receive. All workers do so at once."""
+        self._store = store
+        gloo = gloo_link.device(options.host)
+        for peer in self.workers:
+            if peer.id != self.info.id:
+                self._links[peer.id] = Link(store, gloo, self.info, peer, options)
+        for link in self._links.values():
+            self.pool.submit(self._receive, link)
+        self.pool.submit(self._beats)
+
+    def _transmit(self, to: WorkerInfo, message: Message, timeout: float) -> None:
+        try:
+            self._links[to.id].send(message, self.pool.submit)
+        except Cut as cut:
+            raise WorkerLostError(f"Worker {to.name!r} is lost: {cut}") from None
+
+    def _receive(self, link: Link) -> None:
+        """Take messages of one peer until there is a request to answer, or the link ends."""
+        while True:
+            try:
+                message = link.receive()
+                if message is not None and message.is_request:
+                    self.pool.submit(self._receive, link)
+            except (Cut, MessageError, WorkerLostError) as error:
+                self._end(link, str(error))
+                return
+            if message is None:
+                continue
+            if message.is_request:
+                self._serve(link.peer, message)
+                return
+            self._complete(link.peer, message)
+
+    def _end(self, link: Link, reason: str) -> None:
+        link.cut()
+        self.lose(link.peer, reason)
+        self._ended.release()
+
+    def _beats(self) -> None:
+        """Tell the peers now and then that this worker lives."""
+        while not self.closed.wait(self._beat):
+            for link in self._links.values():
+                with suppress(Cut):
+                    link.beat()
+
+    def _close(self) -> None:
+        for link in self._links.values():
+            with suppress(Cut):
+                link.bye()
+        end = time.monotonic() + _LEAVING
+        for _ in self._links:
+            self._ended.acquire(timeout=max(0.0, end - time.monotonic()))
+        for link in self._links.values():
+            link.cut()
+
+
+def start(name: str, rank: int, size: int, respond: Respond, options: Options) -> RpcAgent:
+    """Join the world at MASTER_ADDR and MASTER_PORT as worker ``name``.
+
+    Raises:
+        ArgumentError: names or sizes do not agree, or the address is not usable.
+        RpcTimeoutError: not all workers joined in time.
+    """
+    address = master("process_group")
+    try:
+        store = _store(address, rank, options)
+        workers = _meet(store, name, rank, size)
+        agent = ProcessGroupAgent(workers[rank], workers, respond, options)
+    except RuntimeError as error:
+        if isinstance(error, ArgumentError):
+            raise
+        raise _late(name, options, error) from None
+    try:
+        agent.connect(store, options)
+        _all_ready(store, size)
+    except RuntimeError as error:
+        agent.shutdown()
+        raise _late(name, options, error) from None
+    return agent
+
+
+def _late(name: str, options: Options, error: RuntimeError) -> RpcTimeoutError:
+    return RpcTimeoutError(
+        f"init_rpc({name!r}): not all workers joined within {options.init_timeout:g} s. Is each "
+        f"started, with the same MASTER_ADDR and MASTER_PORT? The store said: {str(error)[:200]}"
+    )
+
+
+def _store(address: tuple[str, int], rank: int, options: Options) -> TCPStore:
+    """The store of the world; the worker of rank 0 serves it, on that address alone."""
+    wait = timedelta(seconds=options.init_timeout)
+    if rank:
+        return TCPStore(*address, None, False, wait, wait_for_workers=False)
+    try:
+        listener = socket.create_server(address)
+    except OSError as error:
+        raise ArgumentError(
+            f"init_rpc(rank=0): cannot listen on MASTER_ADDR, MASTER_PORT = {address}: {error}. "
+            "Give an address of this machine and a free port."
+        ) from None
+    listen = listener.detach()  # the store closes it
+    return TCPStore(*address, None, True, wait, wait_for_workers=False, master_listen_fd=listen)
+
+
+def _meet(store: TCPStore, name: str, rank: int, size: int) -> list[WorkerInfo]:
+    """All workers, each as it told the store."""
+    if store.add(f"rank/{rank}", 1) > 1:
+        raise ArgumentError(f"init_rpc({name!r}, rank={rank}): another worker has this rank.")
+    store.set(f"worker/{rank}", json.dumps([name, size]))
+    told = [json.loads(store.get(f"worker/{other}")) for other in range(size)]
+    names = [name for name, _ in told]
+    if len(set(names)) < size or any(other != size for _, other in told):
+        raise ArgumentError(
+            f"init_rpc({name!r}, world_size={size}): the workers do not agree; they are {told} "
+            "(name, world_size). Give each its own name and all the same world_size."
+        )
+    return [WorkerInfo(name, id) for id, name in enumerate(names)]
+
+
+def _all_ready(store: TCPStore, size: int) -> None:
+    """Wait until every worker receives."""
+    if store.add("ready", 1) == size:
+        store.set("go", "")
+    store.get("go")
