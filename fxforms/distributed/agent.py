@@ -8,13 +8,12 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from concurrent.futures import InvalidStateError
 from dataclasses import dataclass
 from typing import Any
 
 from fxforms.distributed import current
 from fxforms.distributed.failures import error_of, exception_response
-from fxforms.distributed.futures import Future
+from fxforms.distributed.futures import Future, Outcome, Waiter
 from fxforms.distributed.message import Message, MessageType
 from fxforms.distributed.pool import Pool
 from fxforms.errors import ArgumentError, RpcError, RpcTimeoutError, WorkerLostError
@@ -43,16 +42,18 @@ class Origin:
 
 
 class _Pending:
-    """A request that is not answered yet."""
+    """A request that is not answered yet, and what its answer ends."""
 
-    __slots__ = ("deadline", "future", "timeout", "to")
+    __slots__ = ("deadline", "outcome", "read", "timeout", "to")
 
-    def __init__(self, to: WorkerInfo, timeout: float) -> None:
-        self.to, self.timeout = to, timeout
+    def __init__(
+        self, to: WorkerInfo, timeout: float, outcome: Outcome[Any], read: Read | None
+    ) -> None:
+        self.to, self.timeout, self.outcome, self.read = to, timeout, outcome, read
         self.deadline = time.monotonic() + timeout
-        self.future: Future[Message] = Future()
 
 
+Read = Callable[[Message], Any]
 Respond = Callable[[Origin, Message], Message]
 
 _preparations: list[Callable[[RpcAgent], None]] = []
@@ -130,16 +131,35 @@ class RpcAgent(ABC):
         return found
 
     def send(
-        self, to: WorkerInfo, message: Message, timeout: float | None = None
-    ) -> Future[Message]:
+        self,
+        to: WorkerInfo,
+        message: Message,
+        timeout: float | None = None,
+        read: Read | None = None,
+    ) -> Future[Any]:
         """Send a request; the future gets the response, or fails with the error of the worker.
 
         Args:
             to: the receiver, which may be this worker.
             message: the request. It gets a new id.
             timeout: seconds after which the future fails.
+            read: makes the value of the future from the response, in a thread of the agent.
         """
-        pending = _Pending(to, self._seconds(timeout))
+        future: Future[Any] = Future()
+        self._start(to, message, _Pending(to, self._seconds(timeout), future, read))
+        return future
+
+    def ask(self, to: WorkerInfo, message: Message, timeout: float | None = None) -> Message:
+        """Send a request and wait for the response; raises what the future of `send` would."""
+        waiter: Waiter[Message] = Waiter()
+        pending = _Pending(to, self._seconds(timeout), waiter, None)
+        self._start(to, message, pending)
+        if not waiter.ended(pending.timeout):
+            self._fail(message.id, _late(pending))  # unless the answer is just being given
+            waiter.ended(SHUTDOWN)
+        return waiter.value()
+
+    def _start(self, to: WorkerInfo, message: Message, pending: _Pending) -> None:
         message.id = next(self._ids)
         self._pending[message.id] = pending
         try:
@@ -151,7 +171,6 @@ class RpcAgent(ABC):
                 self._transmit(to, message, pending.timeout)
         except BaseException as error:
             self._fail(message.id, error)
-        return pending.future
 
     def new_id(self) -> int:
         """A number that no other worker gives: its id in the high 16 bits, a counter in 48."""
@@ -224,8 +243,12 @@ class RpcAgent(ABC):
         if message.type is MessageType.EXCEPTION:
             self._fail(message.id, error_of(message, sender.name))
         elif self._pending.pop(message.id, None) is not None:
-            with contextlib.suppress(InvalidStateError):  # cancelled
-                pending.future.set_result(message)
+            try:
+                value = pending.read(message) if pending.read else message
+            except BaseException as error:
+                pending.outcome.fail(error)
+            else:
+                pending.outcome.end(value)
 
     def lose(self, worker: WorkerInfo, reason: str) -> None:
         """Take ``worker`` for dead: every request to it fails, now and later."""
@@ -252,8 +275,7 @@ class RpcAgent(ABC):
         """End request ``id`` with ``error``, if it has not ended."""
         pending = self._pending.pop(id, None)
         if pending is not None:
-            with contextlib.suppress(InvalidStateError):  # cancelled
-                pending.future.set_exception(error)
+            pending.outcome.fail(error)
 
     def _gone(self, worker: WorkerInfo) -> WorkerLostError:
         """Why nothing can be sent to ``worker``."""
@@ -271,7 +293,7 @@ class RpcAgent(ABC):
                 if pending.deadline < now:
                     # Not in this thread: what waits for the future may run code of the user.
                     self.pool.submit(self._fail, id, _late(pending))
-                elif pending.future.cancelled():
+                elif pending.outcome.cancelled():
                     self._pending.pop(id, None)
 
 

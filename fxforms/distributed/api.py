@@ -10,7 +10,7 @@ from fxforms.distributed import current, leave
 from fxforms.distributed.agent import UNSET_RPC_TIMEOUT, WorkerInfo
 from fxforms.distributed.agents import local, process_group
 from fxforms.distributed.callback import respond
-from fxforms.distributed.calls import call_command, call_hooks, send_call
+from fxforms.distributed.calls import call, call_async, call_command, call_hooks
 from fxforms.distributed.current import current_agent
 from fxforms.distributed.futures import Future
 from fxforms.distributed.options import Options, read
@@ -131,12 +131,20 @@ def rpc_async(
     """
     agent = current_agent()
     worker = agent.worker(to)
+    hooked = _hooked(worker, func, args, kwargs, timeout)
+    if hooked is not None:
+        return hooked
+    command = call_command("rpc_async", func, args, kwargs)
+    return call_async(agent, worker, command, timeout, _value)
+
+
+def _hooked(worker: WorkerInfo, *call: Any) -> Future[Any] | None:
+    """The future of a call that one of the `call_hooks` made."""
     for hook in call_hooks:
-        future = hook(worker, func, args, kwargs, timeout)
+        future = hook(worker, *call)
         if future is not None:
             return future
-    command = call_command("rpc_async", func, args, kwargs)
-    return send_call(agent, worker, command, timeout, _value)
+    return None
 
 
 def rpc_sync(
@@ -158,7 +166,13 @@ def rpc_sync(
         tensor([3., 3.])
         >>> distributed.shutdown()
     """
-    return rpc_async(to, func, args, kwargs, timeout).wait()
+    agent = current_agent()
+    worker = agent.worker(to)
+    hooked = _hooked(worker, func, args, kwargs, timeout)
+    if hooked is not None:
+        return hooked.wait()
+    command = call_command("rpc_sync", func, args, kwargs)
+    return _value(call(agent, worker, command, timeout))
 
 
 def get_worker_info(worker_name: str | None = None) -> WorkerInfo:

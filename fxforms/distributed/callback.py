@@ -61,11 +61,11 @@ def respond(origin: Origin, message: Message) -> Message:
 
 @handles(MessageType.SCRIPT_CALL)
 def _script_call(command: ScriptCall, origin: Origin) -> ScriptRet:
-    with modes.applied(command.mode):
+    with modes.Applied(command.mode):
         return ScriptRet(operator(command.name)(*command.args, **command.kwargs))
 
 
 @handles(MessageType.PYTHON_CALL)
 def _python_call(command: PythonCall, origin: Origin) -> PythonRet:
-    with modes.applied(command.mode):
+    with modes.Applied(command.mode):
         return PythonRet(registered(command.name)(*command.args, **command.kwargs))

@@ -90,11 +90,30 @@ def send_command(
     agent: RpcAgent, to: WorkerInfo, command: RpcCommandBase, timeout: float | None = None
 ) -> Future[RpcCommandBase]:
     """Send a command as it is; the future of the command that answers it."""
-    future = agent.send(to, command.to_message(), timeout)
-    return future.then(lambda done: RpcCommandBase.from_message(done.value()))
+    return agent.send(to, command.to_message(), timeout, RpcCommandBase.from_message)
 
 
-def send_call(
+def ask_command(
+    agent: RpcAgent, to: WorkerInfo, command: RpcCommandBase, timeout: float | None = None
+) -> RpcCommandBase:
+    """Send a command as it is, and wait for the command that answers it."""
+    return RpcCommandBase.from_message(agent.ask(to, command.to_message(), timeout))
+
+
+def call(
+    agent: RpcAgent, to: WorkerInfo, command: RpcCommandBase, timeout: float | None
+) -> RpcCommandBase:
+    """Send a call of a user's function past the interceptors, and wait for the answer."""
+    message = _outgoing(to, command.to_message())
+    try:
+        response = agent.ask(to, message, timeout)
+    except BaseException as error:
+        _failed(to, message, error)
+        raise
+    return RpcCommandBase.from_message(_incoming(to, response))
+
+
+def call_async(
     agent: RpcAgent,
     to: WorkerInfo,
     command: RpcCommandBase,
@@ -102,20 +121,34 @@ def send_call(
     read: Callable[[RpcCommandBase], Any],
 ) -> Future[Any]:
     """Send a call of a user's function past the interceptors; the future of ``read(answer)``."""
-    message = command.to_message()
+    message = _outgoing(to, command.to_message())
+
+    def answer(response: Message) -> Any:
+        return read(RpcCommandBase.from_message(_incoming(to, response)))
+
+    def ended(future: Any) -> None:
+        error = None if future.cancelled() else future.exception()
+        if error is not None:
+            _failed(to, message, error)
+
+    future = agent.send(to, message, timeout, answer)
+    if _interceptors:
+        future.add_done_callback(ended)
+    return future
+
+
+def _outgoing(to: WorkerInfo, message: Message) -> Message:
     for interceptor in _interceptors:
         message = interceptor.outgoing(to, message)
-    request = message
+    return message
 
-    def answer(done: Future[Message]) -> Any:
-        try:
-            response = done.value()
-        except BaseException as error:
-            for interceptor in _interceptors:
-                interceptor.failed(to, request, error)
-            raise
-        for interceptor in reversed(_interceptors):
-            response = interceptor.incoming(to, response)
-        return read(RpcCommandBase.from_message(response))
 
-    return agent.send(to, message, timeout).then(answer)
+def _incoming(sender: WorkerInfo, message: Message) -> Message:
+    for interceptor in reversed(_interceptors):
+        message = interceptor.incoming(sender, message)
+    return message
+
+
+def _failed(to: WorkerInfo, request: Message, error: BaseException) -> None:
+    for interceptor in _interceptors:
+        interceptor.failed(to, request, error)

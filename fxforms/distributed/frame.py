@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 
 from fxforms.distributed.codec import MAX_PAYLOAD
@@ -43,6 +45,7 @@ _DTYPES = (
     torch.float8_e5m2,
 )
 _NUMBERS = {dtype: number for number, dtype in enumerate(_DTYPES)}
+_NUMPY = frozenset({torch.float32, torch.float64, torch.int64, torch.complex64, torch.complex128})
 
 
 @dataclass(slots=True)
@@ -69,13 +72,17 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     Raises:
         MessageError: it is not of that kind, and making it so is not for us to decide.
     """
-    dense = tensor.layout is torch.strided and tensor.device.type == "cpu"
+    dense = tensor.is_cpu and tensor.layout is torch.strided
     if not dense or tensor.dtype not in _NUMBERS or tensor.is_nested:
         raise MessageError(
             f"{describe(tensor)}, {tensor.layout} on {tensor.device}, cannot be sent. Send a dense "
             "tensor on the CPU: x.cpu(), x.to_dense(), x.dequantize()."
         )
-    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+    if tensor.requires_grad or type(tensor) is not torch.Tensor:
+        tensor = tensor.detach()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
 def write_head(message: Message) -> tuple[bytes, list[torch.Tensor]]:
@@ -136,6 +143,15 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
+def joined(head: bytes, tensors: list[torch.Tensor]) -> bytes:
+    """What `write_head` gave, as one piece of bytes."""
+    parts = [head]
+    for tensor in tensors:
+        array: np.ndarray[Any, Any] = (tensor if tensor.dtype in _NUMPY else raw(tensor)).numpy()
+        parts.append(array.tobytes())
+    return b"".join(parts)
+
+
 def restore(spec: TensorSpec, data: torch.Tensor) -> torch.Tensor:
     """The tensor of ``spec`` on its bytes."""
     if spec.dtype is torch.bool:
@@ -152,20 +168,24 @@ def read_tensors(data: memoryview, at: int, specs: list[TensorSpec]) -> tuple[to
         raise MessageError(f"A frame of {len(data)} bytes has another size than its head says.")
     tensors = []
     for spec in specs:
-        tensors.append(restore(spec, _own(data[at : at + spec.nbytes])))
+        tensors.append(_copied(spec, data[at : at + spec.nbytes]))
         at += spec.nbytes
     return tuple(tensors)
 
 
-def _own(data: memoryview) -> torch.Tensor:
-    """A copy of ``data`` as a tensor of bytes."""
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0).byte()
+def _copied(spec: TensorSpec, data: memoryview) -> torch.Tensor:
+    """The tensor of ``spec`` on a copy of its bytes."""
+    if not data:
+        return restore(spec, torch.empty(0, dtype=torch.uint8))
+    if spec.dtype is torch.bool:
+        return restore(spec, torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    tensor = torch.frombuffer(bytearray(data), dtype=spec.dtype)
+    return tensor if len(spec.shape) == 1 else tensor.view(spec.shape)
 
 
 def encode(message: Message) -> bytes:
     """``message`` as one piece of bytes."""
-    head, tensors = write_head(message)
-    return b"".join([head, *(memoryview(raw(tensor).numpy()) for tensor in tensors)])
+    return joined(*write_head(message))
 
 
 def decode(data: bytes | memoryview, limit: int) -> Message:

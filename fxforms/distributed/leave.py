@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from fxforms.distributed.agent import RpcAgent, prepare
-from fxforms.distributed.calls import call_command, send_command
+from fxforms.distributed.calls import ask_command, call_command
 from fxforms.distributed.current import current_agent
 from fxforms.distributed.registry import register
 from fxforms.errors import RpcTimeoutError
@@ -56,7 +56,7 @@ def barrier(agent: RpcAgent, point: str, timeout: float | None) -> None:
     leader = agent.worker(0)
     while True:
         command = call_command("shutdown", arrive, (point, agent.info.id), None)
-        answer = send_command(agent, leader, command, _POLL + _GRACE).wait()
+        answer = ask_command(agent, leader, command, _POLL + _GRACE)
         if answer.value:  # type: ignore[attr-defined]
             return
         if end is not None and time.monotonic() > end:

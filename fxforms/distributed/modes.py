@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -25,18 +23,27 @@ def capture() -> list[Any]:
     return modes
 
 
-@contextmanager
-def applied(modes: list[Any]) -> Iterator[None]:
+class Applied:
     """Gives this thread the ``modes`` that `capture` found elsewhere."""
-    grad, dtype, autocasts = _read(modes)
-    with _default_dtype.held(dtype), torch.set_grad_enabled(grad):
-        if not autocasts:
-            yield
-            return
-        with ExitStack() as stack:
-            for device, kind in autocasts:
-                stack.enter_context(torch.autocast(device, dtype=kind))
-            yield
+
+    __slots__ = ("_autocasts", "_dtype", "_grad")
+
+    def __init__(self, modes: list[Any]) -> None:
+        self._grad, self._dtype, pairs = _read(modes)
+        self._autocasts = [torch.autocast(device, dtype=dtype) for device, dtype in pairs]
+
+    def __enter__(self) -> None:
+        _default_dtype.acquire(self._dtype)
+        if not self._grad:  # a thread that serves a call has it on
+            torch.set_grad_enabled(False)
+        for autocast in self._autocasts:
+            autocast.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        for autocast in reversed(self._autocasts):
+            autocast.__exit__(None, None, None)
+        torch.set_grad_enabled(True)
+        _default_dtype.release()
 
 
 def _read(modes: list[Any]) -> tuple[bool, torch.dtype, list[tuple[str, torch.dtype]]]:
@@ -59,37 +66,33 @@ class _DefaultDtype:
     """
 
     def __init__(self) -> None:
-        self._free = threading.Condition()
+        self._lock = threading.Lock()
+        self._free = threading.Condition(self._lock)
         self._users = 0
         self._before = torch.float32
 
-    @contextmanager
-    def held(self, dtype: torch.dtype) -> Iterator[None]:
-        """Makes ``dtype`` the default."""
-        self._acquire(dtype)
-        try:
-            yield
-        finally:
-            self._release()
-
-    def _acquire(self, dtype: torch.dtype) -> None:
-        with self._free:
+    def acquire(self, dtype: torch.dtype) -> None:
+        """Make ``dtype`` the default, for one more call."""
+        with self._lock:
             if self._users and torch.get_default_dtype() is not dtype:
-                usable = self._free.wait_for(lambda: not self._users, _WAIT)
-                if not usable:
-                    raise RpcTimeoutError(
-                        f"A call with the default dtype {dtype} waited {_WAIT:.0f} s for calls "
-                        f"with {torch.get_default_dtype()} on this worker. torch has one default "
-                        "dtype for a process: give calls that overlap the same one."
-                    )
+                self._wait(dtype)
             if not self._users:
                 self._before = torch.get_default_dtype()
                 if self._before is not dtype:
                     torch.set_default_dtype(dtype)
             self._users += 1
 
-    def _release(self) -> None:
-        with self._free:
+    def _wait(self, dtype: torch.dtype) -> None:
+        if not self._free.wait_for(lambda: not self._users, _WAIT):
+            raise RpcTimeoutError(
+                f"A call with the default dtype {dtype} waited {_WAIT:.0f} s for calls with "
+                f"{torch.get_default_dtype()} on this worker. torch has one default dtype for a "
+                "process: give calls that overlap the same one."
+            )
+
+    def release(self) -> None:
+        """End one call."""
+        with self._lock:
             self._users -= 1
             if not self._users:
                 if torch.get_default_dtype() is not self._before:

@@ -23,20 +23,32 @@ import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store, Work
 
 from fxforms.distributed.agent import WorkerInfo
-from fxforms.distributed.frame import Head, raw, read_head, read_tensors, restore, write_head
+from fxforms.distributed.frame import (
+    Head,
+    joined,
+    raw,
+    read_head,
+    read_tensors,
+    restore,
+    write_head,
+)
 from fxforms.distributed.message import Message
 from fxforms.distributed.options import Options
 from fxforms.errors import MessageError
 
 BUFFER = 1 << 13  # bytes of a small frame; what is larger is sent on its own
 WINDOW = 64  # receives that are posted at once
+REPOST = WINDOW // 4  # receives that are posted anew at once
 DIRECT = 1 << 16  # bytes that the network is trusted to take from a sender without a wait
 PIECE = 1 << 26  # bytes of one send of a large tensor
 
 _FRAMES, _PIECES, _NOTHING = 1, 2, 3  # tags
-_PRELUDE = struct.Struct("<BQII")  # kind, frames that came, bytes of this one, of a large head
+_PRELUDE = struct.Struct("<BQII")  # kind, receives posted anew, bytes of this, of a large head
 _SMALL, _LARGE, _BEAT, _BYE = range(4)
 _FOREVER = timedelta(days=365)
+
+
+Run = Callable[[Callable[[], None]], None]
 
 
 class Cut(Exception):
@@ -71,17 +83,17 @@ class Link:
         self._views = [memoryview(buffer.numpy()) for buffer in self._buffers]
         self._posted = [self._post(buffer) for buffer in self._buffers]
         self._lock = threading.Lock()
-        self._sent = self._taken = self._received = 0
+        self._sent = self._taken = self._received = self._ready = self._stale = 0
         self._queue: deque[tuple[bytes, list[torch.Tensor]]] = deque()
         self._draining = False
 
     # --- sending ---------------------------------------------------------------------------------
 
-    def send(self, message: Message, run: Callable[[Callable[[], None]], None]) -> None:
+    def send(self, message: Message, run: Run | None) -> None:
         """Send ``message`` without a wait for the peer.
 
         A small frame is written at once if the peer surely has room for it. Else it is queued, and
-        ``run`` gets what sends the queue, to be run in another thread.
+        ``run`` gets what sends the queue, to be run in another thread; None runs it in this one.
 
         Raises:
             Cut: the connection has ended.
@@ -92,12 +104,14 @@ class Link:
         if size > self.limit:
             raise MessageError(f"A message of {size} bytes, at most {self.limit} are sent.")
         if _PRELUDE.size + size <= BUFFER and self._claim(size):
-            self._put(_SMALL, _joined(head, tensors))
+            self._put(_SMALL, joined(head, tensors))
             return
         with self._lock:
             self._queue.append((head, tensors))
             idle, self._draining = not self._draining, True
-        if idle:
+        if idle and run is None:
+            self._drain()
+        elif idle and run is not None:
             run(self._drain)
 
     def beat(self) -> None:
@@ -136,7 +150,7 @@ class Link:
     def _put_queued(self, head: bytes, tensors: list[torch.Tensor]) -> None:
         size = _PRELUDE.size + len(head)
         if size + sum(tensor.nbytes for tensor in tensors) <= BUFFER:
-            self._put(_SMALL, _joined(head, tensors))
+            self._put(_SMALL, joined(head, tensors))
             return
         if size <= BUFFER:
             self._put(_LARGE, head)
@@ -149,7 +163,7 @@ class Link:
 
     def _put(self, kind: int, body: bytes, large: int = 0) -> None:
         """Write one frame that fits into the buffer."""
-        frame = bytearray(_PRELUDE.pack(kind, self._received, len(body), large))
+        frame = bytearray(_PRELUDE.pack(kind, self._ready, len(body), large))
         frame += body
         tensor = torch.frombuffer(frame, dtype=torch.uint8)
         self._wait(self._group.send([tensor], self._other, _FRAMES))
@@ -164,12 +178,14 @@ class Link:
             MessageError: what came is no message; nothing more can be read.
         """
         at = self._received % WINDOW
+        if self._stale == REPOST:
+            self._repost()
         self._wait(self._posted[at], self._silence)
         view = self._views[at]
         kind, taken, size, large = _PRELUDE.unpack_from(view)
         body = bytes(view[_PRELUDE.size : _PRELUDE.size + size])
-        self._posted[at] = self._post(self._buffers[at])
         self._received += 1
+        self._stale += 1
         self._taken = max(self._taken, taken)
         if kind == _BEAT:
             return None
@@ -200,6 +216,14 @@ class Link:
             self._wait(work, self._silence)
         return data
 
+    def _repost(self) -> None:
+        """Post the receives that were used; a few at once, as each tells the peer."""
+        for number in range(self._received - self._stale, self._received):
+            at = number % WINDOW
+            self._posted[at] = self._post(self._buffers[at])
+        self._ready += self._stale
+        self._stale = 0
+
     def _post(self, buffer: torch.Tensor) -> Work:
         try:
             return self._group.recv([buffer], self._other, _FRAMES)
@@ -220,10 +244,6 @@ class Link:
         with suppress(RuntimeError):
             nothing = torch.empty(1, dtype=torch.uint8)
             self._group.recv([nothing], self._other, _NOTHING).wait(timedelta(milliseconds=1))
-
-
-def _joined(head: bytes, tensors: list[torch.Tensor]) -> bytes:
-    return b"".join([head, *(memoryview(raw(tensor).numpy()) for tensor in tensors)])
 
 
 def _cut(error: RuntimeError) -> Cut:

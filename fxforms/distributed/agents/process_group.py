@@ -18,10 +18,11 @@ from torch.distributed import TCPStore
 from fxforms.distributed.agent import Respond, RpcAgent, WorkerInfo
 from fxforms.distributed.agents import gloo_link
 from fxforms.distributed.agents.gloo_link import Cut, Link
-from fxforms.distributed.message import Message
+from fxforms.distributed.message import Message, MessageType
 from fxforms.distributed.options import Options, master
 from fxforms.errors import ArgumentError, MessageError, RpcTimeoutError, WorkerLostError
 
+_OPERATOR = MessageType.SCRIPT_CALL
 _LEAVING = 0.5  # seconds that peers have to say goodbye too
 
 
@@ -53,27 +54,37 @@ class ProcessGroupAgent(RpcAgent):
         self.pool.submit(self._beats)
 
     def _transmit(self, to: WorkerInfo, message: Message, timeout: float) -> None:
+        # A thread that asks has a timeout, and one that runs operators receives too; the thread of
+        # a handler has nothing left to do.
+        handler = message.is_response and message.type is not MessageType.SCRIPT_RET
         try:
-            self._links[to.id].send(message, self.pool.submit)
+            self._links[to.id].send(message, None if handler else self.pool.submit)
         except Cut as cut:
             raise WorkerLostError(f"Worker {to.name!r} is lost: {cut}") from None
 
     def _receive(self, link: Link) -> None:
-        """Take messages of one peer until there is a request to answer, or the link ends."""
+        """Take messages of one peer until there is a request to answer, or the link ends.
+
+        A built-in operator waits for nobody, so this thread runs it and goes on. For any other
+        request another thread receives on, as its handler may wait for what this peer sends next.
+        """
         while True:
             try:
                 message = link.receive()
-                if message is not None and message.is_request:
+                ours = message is None or not message.is_request or message.type is _OPERATOR
+                if not ours:
                     self.pool.submit(self._receive, link)
             except (Cut, MessageError, WorkerLostError) as error:
                 self._end(link, str(error))
                 return
             if message is None:
                 continue
-            if message.is_request:
-                self._serve(link.peer, message)
+            if message.is_response:
+                self._complete(link.peer, message)
+                continue
+            self._serve(link.peer, message)
+            if not ours:
                 return
-            self._complete(link.peer, message)
 
     def _end(self, link: Link, reason: str) -> None:
         link.cut()
