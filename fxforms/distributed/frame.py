@@ -19,6 +19,7 @@ from fxforms.errors import MessageError, describe
 
 MAX_TENSORS = 65_535
 MAX_NDIM = 64
+_ALIGN = 64
 
 _MAGIC = b"FX1"
 _HEAD = struct.Struct("<3sBQIH")  # magic, type, id, size of the payload, number of tensors
@@ -150,6 +151,16 @@ def joined(head: bytes, tensors: list[torch.Tensor]) -> bytes:
         array: np.ndarray[Any, Any] = (tensor if tensor.dtype in _NUMPY else raw(tensor)).numpy()
         parts.append(array.tobytes())
     return b"".join(parts)
+
+
+def layout(start: int, sizes: list[int]) -> tuple[list[int], int]:
+    """Where tensors of ``sizes`` bytes lie in memory after a head, aligned, and where they end."""
+    places = []
+    for size in sizes:
+        start = -(-start // _ALIGN) * _ALIGN
+        places.append(start)
+        start += size
+    return places, start
 
 
 def restore(spec: TensorSpec, data: torch.Tensor) -> torch.Tensor:

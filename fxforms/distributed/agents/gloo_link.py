@@ -15,17 +15,19 @@ from __future__ import annotations
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store, Work
 
 from fxforms.distributed.agent import WorkerInfo
+from fxforms.distributed.agents.shared_memory import Inbox, Outbox
 from fxforms.distributed.frame import (
-    Head,
     joined,
+    layout,
     raw,
     read_head,
     read_tensors,
@@ -43,12 +45,25 @@ DIRECT = 1 << 16  # bytes that the network is trusted to take from a sender with
 PIECE = 1 << 26  # bytes of one send of a large tensor
 
 _FRAMES, _PIECES, _NOTHING = 1, 2, 3  # tags
+_SEGMENT = struct.Struct("<IQQ")  # file descriptor, number, bytes
 _PRELUDE = struct.Struct("<BQII")  # kind, receives posted anew, bytes of this, of a large head
-_SMALL, _LARGE, _BEAT, _BYE = range(4)
+ROOM = BUFFER - _PRELUDE.size  # bytes of a frame's body
+_SMALL, _SHARED, _LARGE, _BEAT, _BYE = range(5)
+_SLACK = 1 << 24  # bytes that a segment has between its tensors
 _FOREVER = timedelta(days=365)
 
 
 Run = Callable[[Callable[[], None]], None]
+
+
+@dataclass(slots=True)
+class _Frame:
+    """What is written at once: a body, and what follows it on its own."""
+
+    kind: int
+    body: bytes
+    large: int = 0
+    pieces: Sequence[torch.Tensor] = ()
 
 
 class Cut(Exception):
@@ -62,6 +77,7 @@ class Link:
         store: where both ends find each other.
         gloo: the device of this worker.
         me, peer: the two workers.
+        memory: the process number of the peer if it shares memory with this process, else 0.
         options: how long the peer may be silent, and how large a message may be.
     """
 
@@ -72,6 +88,7 @@ class Link:
         me: WorkerInfo,
         peer: WorkerInfo,
         options: Options,
+        memory: int,
     ) -> None:
         self.peer = peer
         self.limit = options.max_message_bytes
@@ -84,45 +101,64 @@ class Link:
         self._posted = [self._post(buffer) for buffer in self._buffers]
         self._lock = threading.Lock()
         self._sent = self._taken = self._received = self._ready = self._stale = 0
-        self._queue: deque[tuple[bytes, list[torch.Tensor]]] = deque()
+        self._queue: deque[_Frame] = deque()
         self._draining = False
+        self._outbox = Outbox() if memory else None
+        self._inbox = Inbox(memory) if memory else None
 
     # --- sending ---------------------------------------------------------------------------------
 
     def send(self, message: Message, run: Run | None) -> None:
         """Send ``message`` without a wait for the peer.
 
-        A small frame is written at once if the peer surely has room for it. Else it is queued, and
+        A frame is written at once if the peer surely has room for it. Else it is queued, and
         ``run`` gets what sends the queue, to be run in another thread; None runs it in this one.
 
         Raises:
             Cut: the connection has ended.
             MessageError: the message cannot be sent.
         """
-        head, tensors = write_head(message)
-        size = len(head) + sum(tensor.nbytes for tensor in tensors)
-        if size > self.limit:
-            raise MessageError(f"A message of {size} bytes, at most {self.limit} are sent.")
-        if _PRELUDE.size + size <= BUFFER and self._claim(size):
-            self._put(_SMALL, joined(head, tensors))
+        frame = self._frame(message)
+        if not frame.pieces and self._claim(len(frame.body)):
+            self._put(frame)
             return
         with self._lock:
-            self._queue.append((head, tensors))
+            self._queue.append(frame)
             idle, self._draining = not self._draining, True
         if idle and run is None:
             self._drain()
         elif idle and run is not None:
             run(self._drain)
 
+    def _frame(self, message: Message) -> _Frame:
+        """``message`` as it is sent to this peer."""
+        head, tensors = write_head(message)
+        size = len(head) + sum(tensor.nbytes for tensor in tensors)
+        if size > self.limit:
+            raise MessageError(f"A message of {size} bytes, at most {self.limit} are sent.")
+        if size <= ROOM:
+            return _Frame(_SMALL, joined(head, tensors))
+        places, end = layout(len(head), [tensor.nbytes for tensor in tensors])
+        segment = self._outbox.take(end) if self._outbox else None
+        if segment is not None:
+            segment.data[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+            for place, tensor in zip(places, tensors):
+                segment.data[place : place + tensor.nbytes] = raw(tensor)
+            return _Frame(_SHARED, _SEGMENT.pack(segment.fd, segment.number, end))
+        if len(head) <= ROOM:
+            return _Frame(_LARGE, head, 0, tensors)
+        first = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+        return _Frame(_LARGE, b"", len(head), [first, *tensors])
+
     def beat(self) -> None:
         """Tell the peer that this worker lives."""
         if self._claim(0):
-            self._put(_BEAT, b"")
+            self._put(_Frame(_BEAT, b""))
 
     def bye(self) -> None:
         """Tell the peer that this worker leaves."""
         if self._claim(0):
-            self._put(_BYE, b"")
+            self._put(_Frame(_BYE, b""))
 
     def _claim(self, size: int) -> bool:
         """Count a frame as sent if the peer surely has room for it, and none is queued before."""
@@ -139,34 +175,23 @@ class Link:
                 if not self._queue:
                     self._draining = False
                     return
-                head, tensors = self._queue.popleft()
+                frame = self._queue.popleft()
                 self._sent += 1
             try:
-                self._put_queued(head, tensors)
+                self._put(frame)
             except Cut:  # who waits for the answer learns it from the receiver
                 with self._lock:
                     self._queue.clear()
 
-    def _put_queued(self, head: bytes, tensors: list[torch.Tensor]) -> None:
-        size = _PRELUDE.size + len(head)
-        if size + sum(tensor.nbytes for tensor in tensors) <= BUFFER:
-            self._put(_SMALL, joined(head, tensors))
-            return
-        if size <= BUFFER:
-            self._put(_LARGE, head)
-        else:
-            self._put(_LARGE, b"", len(head))
-            tensors = [torch.frombuffer(bytearray(head), dtype=torch.uint8), *tensors]
-        for tensor in tensors:
+    def _put(self, frame: _Frame) -> None:
+        """Write a frame, and its pieces after it."""
+        data = bytearray(_PRELUDE.pack(frame.kind, self._ready, len(frame.body), frame.large))
+        data += frame.body
+        tensor = torch.frombuffer(data, dtype=torch.uint8)
+        self._wait(self._group.send([tensor], self._other, _FRAMES))
+        for tensor in frame.pieces:
             for piece in raw(tensor).split(PIECE):
                 self._wait(self._group.send([piece], self._other, _PIECES))
-
-    def _put(self, kind: int, body: bytes, large: int = 0) -> None:
-        """Write one frame that fits into the buffer."""
-        frame = bytearray(_PRELUDE.pack(kind, self._ready, len(body), large))
-        frame += body
-        tensor = torch.frombuffer(frame, dtype=torch.uint8)
-        self._wait(self._group.send([tensor], self._other, _FRAMES))
 
     # --- receiving -------------------------------------------------------------------------------
 
@@ -194,6 +219,9 @@ class Link:
         return self._read(kind, memoryview(body), large)
 
     def _read(self, kind: int, body: memoryview, large: int) -> Message:
+        """The message of a frame that came."""
+        if kind == _SHARED:
+            return self._read_shared(*_SEGMENT.unpack(body))
         if large:
             if large > self.limit:
                 raise MessageError(f"A head of {large} bytes is larger than {self.limit}.")
@@ -202,11 +230,24 @@ class Link:
         if kind == _SMALL:
             head.message.tensors = read_tensors(body, head.end, head.specs)
         else:
-            head.message.tensors = self._large_tensors(head)
+            parts = [restore(spec, self._pieces(spec.nbytes)) for spec in head.specs]
+            head.message.tensors = tuple(parts)
         return head.message
 
-    def _large_tensors(self, head: Head) -> tuple[torch.Tensor, ...]:
-        return tuple(restore(spec, self._pieces(spec.nbytes)) for spec in head.specs)
+    def _read_shared(self, fd: int, number: int, size: int) -> Message:
+        """The message in a segment."""
+        if self._inbox is None or size > self.limit + _SLACK:
+            raise MessageError(f"A segment of {size} bytes was not to be expected.")
+        data = self._inbox.open(fd, number, size)
+        head = read_head(memoryview(data.numpy()), self.limit)
+        places, end = layout(head.end, [spec.nbytes for spec in head.specs])
+        if end > size:
+            raise MessageError(f"A segment of {size} bytes ends inside its tensors.")
+        head.message.tensors = tuple(
+            restore(spec, data[place : place + spec.nbytes])
+            for place, spec in zip(places, head.specs)
+        )
+        return head.message
 
     def _pieces(self, size: int) -> torch.Tensor:
         """The next ``size`` bytes of those that are sent in pieces."""
@@ -244,6 +285,8 @@ class Link:
         with suppress(RuntimeError):
             nothing = torch.empty(1, dtype=torch.uint8)
             self._group.recv([nothing], self._other, _NOTHING).wait(timedelta(milliseconds=1))
+        if self._outbox:
+            self._outbox.close()
 
 
 def _cut(error: RuntimeError) -> Cut:

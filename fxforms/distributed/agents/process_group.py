@@ -18,6 +18,7 @@ from torch.distributed import TCPStore
 from fxforms.distributed.agent import Respond, RpcAgent, WorkerInfo
 from fxforms.distributed.agents import gloo_link
 from fxforms.distributed.agents.gloo_link import Cut, Link
+from fxforms.distributed.agents.shared_memory import Probe, shared
 from fxforms.distributed.message import Message, MessageType
 from fxforms.distributed.options import Options, master
 from fxforms.errors import ArgumentError, MessageError, RpcTimeoutError, WorkerLostError
@@ -42,13 +43,18 @@ class ProcessGroupAgent(RpcAgent):
         self._store: TCPStore | None = None  # lives as long as the agent that serves it
         self._ended = threading.Semaphore(0)
 
-    def connect(self, store: TCPStore, options: Options) -> None:
-        """Make the links, and start to receive. All workers do so at once."""
+    def connect(self, store: TCPStore, options: Options, memory: dict[int, int]) -> None:
+        """Make the links, and start to receive. All workers do so at once.
+
+        ``memory`` has the process number of each worker that shares memory with this one.
+        """
         self._store = store
         gloo = gloo_link.device(options.host)
         for peer in self.workers:
             if peer.id != self.info.id:
-                self._links[peer.id] = Link(store, gloo, self.info, peer, options)
+                self._links[peer.id] = Link(
+                    store, gloo, self.info, peer, options, memory.get(peer.id, 0)
+                )
         for link in self._links.values():
             self.pool.submit(self._receive, link)
         self.pool.submit(self._beats)
@@ -125,13 +131,23 @@ def start(name: str, rank: int, size: int, respond: Respond, options: Options) -
         if isinstance(error, ArgumentError):
             raise
         raise _late(name, options, error) from None
+    probe = Probe()
     try:
-        agent.connect(store, options)
+        agent.connect(store, options, _neighbours(store, rank, size, probe))
         _all_ready(store, size)
     except RuntimeError as error:
         agent.shutdown()
         raise _late(name, options, error) from None
+    finally:
+        probe.close()
     return agent
+
+
+def _neighbours(store: TCPStore, rank: int, size: int, probe: Probe) -> dict[int, int]:
+    """The process number of each other worker that shares memory with this one."""
+    store.set(f"memory/{rank}", json.dumps(probe.told()))
+    others = {r: json.loads(store.get(f"memory/{r}")) for r in range(size) if r != rank}
+    return {other: told[0] for other, told in others.items() if shared(told)}
 
 
 def _late(name: str, options: Options, error: RuntimeError) -> RpcTimeoutError:
