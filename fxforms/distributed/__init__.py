@@ -5,13 +5,16 @@ from fxforms.distributed.agent import WorkerInfo
 from fxforms.distributed.api import get_worker_info, init_rpc, rpc_async, rpc_sync, shutdown
 from fxforms.distributed.futures import Future
 from fxforms.distributed.registry import register
+from fxforms.distributed.rref import RRef, remote
 
 __all__ = [
     "Future",
+    "RRef",
     "WorkerInfo",
     "get_worker_info",
     "init_rpc",
     "register",
+    "remote",
     "rpc_async",
     "rpc_sync",
     "shutdown",

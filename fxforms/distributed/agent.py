@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from fxforms.distributed import current
 from fxforms.distributed.failures import error_of, exception_response
@@ -17,6 +17,8 @@ from fxforms.distributed.futures import Future, Outcome, Waiter
 from fxforms.distributed.message import Message, MessageType
 from fxforms.distributed.pool import Pool
 from fxforms.errors import ArgumentError, RpcError, RpcTimeoutError, WorkerLostError
+
+_T = TypeVar("_T")
 
 UNSET_RPC_TIMEOUT = -1.0
 DEFAULT_TIMEOUT = 60.0
@@ -85,14 +87,17 @@ class RpcAgent(ABC):
         self.timeout = timeout
         self.lost: dict[int, str] = {}
         self.on_lost: list[Callable[[WorkerInfo], None]] = []
+        self.on_unsent: list[Callable[[list[int]], None]] = []
         self.on_closed: list[Callable[[], None]] = []
+        self.on_tick: list[Callable[[], None]] = []
+        self.counts: list[Callable[[], dict[str, int]]] = []
         self.state: dict[str, Any] = {}
         self._workers: dict[str | int, WorkerInfo] = {}
         for worker in workers:
             self._workers[worker.name] = self._workers[worker.id] = worker
         self._respond = respond
         self._ids = itertools.count(1)
-        self._unique = itertools.count(info.id << 48)
+        self._unique = itertools.count((info.id << 48) + 1)
         self._pending: dict[int, _Pending] = {}
         self._serving: set[tuple[int, int]] = set()
         self.closed = threading.Event()
@@ -155,9 +160,21 @@ class RpcAgent(ABC):
         pending = _Pending(to, self._seconds(timeout), waiter, None)
         self._start(to, message, pending)
         if not waiter.ended(pending.timeout):
-            self._fail(message.id, _late(pending))  # unless the answer is just being given
+            self._fail(
+                message.id, _late(pending.to, pending.timeout)
+            )  # unless the answer is just being given
             waiter.ended(SHUTDOWN)
         return waiter.value()
+
+    def wait(self, future: Future[_T], worker: WorkerInfo, timeout: float | None) -> _T:
+        """The value of a future that depends on ``worker``, within ``timeout`` seconds."""
+        seconds = self._seconds(timeout)
+        try:
+            return future.result(seconds)
+        except TimeoutError:
+            if future.done():
+                raise
+            raise _late(worker, seconds) from None
 
     def _start(self, to: WorkerInfo, message: Message, pending: _Pending) -> None:
         message.id = next(self._ids)
@@ -286,20 +303,22 @@ class RpcAgent(ABC):
         )
 
     def _sweep(self) -> None:
-        """Fail requests that have run out of time, until the agent is closed."""
+        """Fail requests that have run out of time, and tidy up, until the agent is closed."""
         while not self.closed.wait(SWEEP):
+            for callback in self.on_tick:
+                callback()
             now = time.monotonic()
             for id, pending in list(self._pending.items()):
                 if pending.deadline < now:
                     # Not in this thread: what waits for the future may run code of the user.
-                    self.pool.submit(self._fail, id, _late(pending))
+                    self.pool.submit(self._fail, id, _late(pending.to, pending.timeout))
                 elif pending.outcome.cancelled():
                     self._pending.pop(id, None)
 
 
-def _late(pending: _Pending) -> RpcTimeoutError:
+def _late(worker: WorkerInfo, seconds: float) -> RpcTimeoutError:
     return RpcTimeoutError(
-        f"Worker {pending.to.name!r} has not answered within {pending.timeout:g} s. It is slow, "
+        f"Worker {worker.name!r} has not answered within {seconds:g} s. It is slow, "
         "stopped, or waits for another worker. Give the call a longer timeout if it is slow."
     )
 

@@ -9,13 +9,16 @@ from fxforms.distributed import modes
 from fxforms.distributed.agent import Origin
 from fxforms.distributed.commands import (
     PythonCall,
+    PythonRemoteCall,
     PythonRet,
     RpcCommandBase,
     ScriptCall,
+    ScriptRemoteCall,
     ScriptRet,
 )
 from fxforms.distributed.failures import exception_response
 from fxforms.distributed.message import Message, MessageType
+from fxforms.distributed.packing import pack_for
 from fxforms.distributed.registry import operator, registered
 from fxforms.errors import MessageError
 
@@ -49,23 +52,34 @@ def run(message: Message, origin: Origin) -> RpcCommandBase:
     return handler(RpcCommandBase.from_message(message), origin)
 
 
+def answer(message: Message, origin: Origin) -> Message:
+    """The message that answers a request; raises what its handler raises."""
+    return pack_for(origin.sender, run(message, origin))[0]
+
+
 def respond(origin: Origin, message: Message) -> Message:
     """The response to a request, an EXCEPTION where it raised; has the request's id."""
     try:
-        response = run(message, origin).to_message()
+        response = answer(message, origin)
     except BaseException as error:  # SystemExit too: a peer cannot end this process
         return exception_response(error, message.id)
     response.id = message.id
     return response
 
 
+def run_call(command: ScriptCall | PythonCall | ScriptRemoteCall | PythonRemoteCall) -> Any:
+    """What the function that ``command`` names returns, run in the caller's modes."""
+    script = isinstance(command, (ScriptCall, ScriptRemoteCall))
+    function = operator(command.name) if script else registered(command.name)
+    with modes.Applied(command.mode):
+        return function(*command.args, **command.kwargs)
+
+
 @handles(MessageType.SCRIPT_CALL)
 def _script_call(command: ScriptCall, origin: Origin) -> ScriptRet:
-    with modes.Applied(command.mode):
-        return ScriptRet(operator(command.name)(*command.args, **command.kwargs))
+    return ScriptRet(run_call(command))
 
 
 @handles(MessageType.PYTHON_CALL)
 def _python_call(command: PythonCall, origin: Origin) -> PythonRet:
-    with modes.Applied(command.mode):
-        return PythonRet(registered(command.name)(*command.args, **command.kwargs))
+    return PythonRet(run_call(command))

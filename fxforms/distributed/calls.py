@@ -20,8 +20,9 @@ from fxforms.distributed.commands import (
 )
 from fxforms.distributed.futures import Future
 from fxforms.distributed.message import Message
+from fxforms.distributed.packing import pack_for
 from fxforms.distributed.registry import operator_name, registered_name
-from fxforms.errors import ArgumentError, name_of
+from fxforms.errors import ArgumentError, MessageError, RemoteError, WorkerLostError, name_of
 
 
 class Interceptor(Protocol):
@@ -104,11 +105,12 @@ def call(
     agent: RpcAgent, to: WorkerInfo, command: RpcCommandBase, timeout: float | None
 ) -> RpcCommandBase:
     """Send a call of a user's function past the interceptors, and wait for the answer."""
-    message = _outgoing(to, command.to_message())
+    packed, forks = pack_for(to, command)
+    message = _outgoing(to, packed)
     try:
         response = agent.ask(to, message, timeout)
     except BaseException as error:
-        _failed(to, message, error)
+        _failed(agent, to, message, forks, error)
         raise
     return RpcCommandBase.from_message(_incoming(to, response))
 
@@ -121,7 +123,8 @@ def call_async(
     read: Callable[[RpcCommandBase], Any],
 ) -> Future[Any]:
     """Send a call of a user's function past the interceptors; the future of ``read(answer)``."""
-    message = _outgoing(to, command.to_message())
+    packed, forks = pack_for(to, command)
+    message = _outgoing(to, packed)
 
     def answer(response: Message) -> Any:
         return read(RpcCommandBase.from_message(_incoming(to, response)))
@@ -129,10 +132,10 @@ def call_async(
     def ended(future: Any) -> None:
         error = None if future.cancelled() else future.exception()
         if error is not None:
-            _failed(to, message, error)
+            _failed(agent, to, message, forks, error)
 
     future = agent.send(to, message, timeout, answer)
-    if _interceptors:
+    if _interceptors or forks:
         future.add_done_callback(ended)
     return future
 
@@ -149,6 +152,12 @@ def _incoming(sender: WorkerInfo, message: Message) -> Message:
     return message
 
 
-def _failed(to: WorkerInfo, request: Message, error: BaseException) -> None:
+def _failed(
+    agent: RpcAgent, to: WorkerInfo, request: Message, forks: list[int], error: BaseException
+) -> None:
+    unsent = isinstance(error, (MessageError, WorkerLostError))
+    if forks and unsent and not isinstance(error, RemoteError):
+        for callback in agent.on_unsent:
+            callback(forks)
     for interceptor in _interceptors:
         interceptor.failed(to, request, error)

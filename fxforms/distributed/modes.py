@@ -37,7 +37,7 @@ class Applied:
         if not self._grad:  # a thread that serves a call has it on
             torch.set_grad_enabled(False)
         for autocast in self._autocasts:
-            autocast.__enter__()
+            autocast.__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: object) -> None:
         for autocast in reversed(self._autocasts):

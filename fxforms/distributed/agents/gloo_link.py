@@ -19,9 +19,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
-from torch.distributed import PrefixStore, ProcessGroupGloo, Store, Work
+from torch.distributed import PrefixStore, ProcessGroupGloo  # type: ignore[attr-defined]
 
 from fxforms.distributed.agent import WorkerInfo
 from fxforms.distributed.agents.shared_memory import Inbox, Outbox
@@ -50,6 +51,7 @@ _PRELUDE = struct.Struct("<BQII")  # kind, receives posted anew, bytes of this, 
 ROOM = BUFFER - _PRELUDE.size  # bytes of a frame's body
 _SMALL, _SHARED, _LARGE, _BEAT, _BYE = range(5)
 _SLACK = 1 << 24  # bytes that a segment has between its tensors
+_Gloo: Any = ProcessGroupGloo  # torch's stubs lack most of it
 _FOREVER = timedelta(days=365)
 
 
@@ -83,8 +85,8 @@ class Link:
 
     def __init__(
         self,
-        store: Store,
-        gloo: object,
+        store: Any,
+        gloo: Any,
         me: WorkerInfo,
         peer: WorkerInfo,
         options: Options,
@@ -97,7 +99,7 @@ class Link:
         name = f"link/{min(me.id, peer.id)}/{max(me.id, peer.id)}"
         self._group = _group(PrefixStore(name, store), 1 - self._other, gloo, options)
         self._buffers = [torch.empty(BUFFER, dtype=torch.uint8) for _ in range(WINDOW)]
-        self._views = [memoryview(buffer.numpy()) for buffer in self._buffers]
+        self._views = [buffer.numpy().data for buffer in self._buffers]
         self._posted = [self._post(buffer) for buffer in self._buffers]
         self._lock = threading.Lock()
         self._sent = self._taken = self._received = self._ready = self._stale = 0
@@ -190,7 +192,7 @@ class Link:
         tensor = torch.frombuffer(data, dtype=torch.uint8)
         self._wait(self._group.send([tensor], self._other, _FRAMES))
         for tensor in frame.pieces:
-            for piece in raw(tensor).split(PIECE):
+            for piece in torch.split(raw(tensor), PIECE):
                 self._wait(self._group.send([piece], self._other, _PIECES))
 
     # --- receiving -------------------------------------------------------------------------------
@@ -225,7 +227,7 @@ class Link:
         if large:
             if large > self.limit:
                 raise MessageError(f"A head of {large} bytes is larger than {self.limit}.")
-            body = memoryview(self._pieces(large).numpy())
+            body = self._pieces(large).numpy().data
         head = read_head(body, self.limit)
         if kind == _SMALL:
             head.message.tensors = read_tensors(body, head.end, head.specs)
@@ -239,7 +241,7 @@ class Link:
         if self._inbox is None or size > self.limit + _SLACK:
             raise MessageError(f"A segment of {size} bytes was not to be expected.")
         data = self._inbox.open(fd, number, size)
-        head = read_head(memoryview(data.numpy()), self.limit)
+        head = read_head(data.numpy().data, self.limit)
         places, end = layout(head.end, [spec.nbytes for spec in head.specs])
         if end > size:
             raise MessageError(f"A segment of {size} bytes ends inside its tensors.")
@@ -252,7 +254,7 @@ class Link:
     def _pieces(self, size: int) -> torch.Tensor:
         """The next ``size`` bytes of those that are sent in pieces."""
         data = torch.empty(size, dtype=torch.uint8)
-        pieces = data.split(PIECE) if size else ()
+        pieces = torch.split(data, PIECE) if size else ()
         for work in [self._group.recv([piece], self._other, _PIECES) for piece in pieces]:
             self._wait(work, self._silence)
         return data
@@ -265,7 +267,7 @@ class Link:
         self._ready += self._stale
         self._stale = 0
 
-    def _post(self, buffer: torch.Tensor) -> Work:
+    def _post(self, buffer: torch.Tensor) -> Any:
         try:
             return self._group.recv([buffer], self._other, _FRAMES)
         except RuntimeError as error:
@@ -273,7 +275,7 @@ class Link:
 
     # --- both ------------------------------------------------------------------------------------
 
-    def _wait(self, work: Work, time: timedelta = _FOREVER) -> None:
+    def _wait(self, work: Any, time: timedelta = _FOREVER) -> None:
         """Wait for an operation of the group."""
         try:
             work.wait(time)
@@ -299,15 +301,15 @@ def _cut(error: RuntimeError) -> Cut:
     return Cut("its connection closed; the process may have died.")
 
 
-def _group(store: Store, rank: int, gloo: object, options: Options) -> ProcessGroupGloo:
+def _group(store: Any, rank: int, gloo: Any, options: Options) -> Any:
     """The gloo group of one link."""
-    private = ProcessGroupGloo._Options()
+    private = _Gloo._Options()
     private._devices = [gloo]
     private._timeout = timedelta(seconds=options.init_timeout)
     private._threads = 1
-    return ProcessGroupGloo(store, rank, 2, private)
+    return _Gloo(store, rank, 2, private)
 
 
-def device(host: str) -> object:
+def device(host: str) -> Any:
     """The gloo device that listens on ``host``."""
-    return ProcessGroupGloo.create_device(hostname=host)
+    return _Gloo.create_device(hostname=host)

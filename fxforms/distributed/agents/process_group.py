@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from datetime import timedelta
 
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from fxforms.distributed.agent import Respond, RpcAgent, WorkerInfo
 from fxforms.distributed.agents import gloo_link
