@@ -5,34 +5,24 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fxforms.distributed import current
-from fxforms.distributed.failures import error_of, exception_response
-from fxforms.distributed.futures import Future, Outcome, Waiter
-from fxforms.distributed.message import Message, MessageType
+from fxforms.distributed.failures import exception_response
+from fxforms.distributed.frame import plain
+from fxforms.distributed.futures import Future, Waiter
+from fxforms.distributed.message import Message
 from fxforms.distributed.pool import Pool
-from fxforms.errors import ArgumentError, RpcError, RpcTimeoutError, WorkerLostError
+from fxforms.distributed.requests import Read, Request, Requests, WorkerInfo, late, seconds
+from fxforms.errors import ArgumentError, RpcError, WorkerLostError
 
 _T = TypeVar("_T")
 
-UNSET_RPC_TIMEOUT = -1.0
-DEFAULT_TIMEOUT = 60.0
-MAX_TIMEOUT = 86_400.0
 SHUTDOWN = 5.0  # seconds that the threads of an agent have to end
 SWEEP = 0.05  # seconds between two looks for requests that ran out of time
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerInfo:
-    """The name and the id of a worker. The id is its rank."""
-
-    name: str
-    id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +33,6 @@ class Origin:
     sender: WorkerInfo
 
 
-class _Pending:
-    """A request that is not answered yet, and what its answer ends."""
-
-    __slots__ = ("deadline", "outcome", "read", "timeout", "to")
-
-    def __init__(
-        self, to: WorkerInfo, timeout: float, outcome: Outcome[Any], read: Read | None
-    ) -> None:
-        self.to, self.timeout, self.outcome, self.read = to, timeout, outcome, read
-        self.deadline = time.monotonic() + timeout
-
-
-Read = Callable[[Message], Any]
 Respond = Callable[[Origin, Message], Message]
 
 _preparations: list[Callable[[RpcAgent], None]] = []
@@ -96,9 +73,8 @@ class RpcAgent(ABC):
         for worker in workers:
             self._workers[worker.name] = self._workers[worker.id] = worker
         self._respond = respond
-        self._ids = itertools.count(1)
         self._unique = itertools.count((info.id << 48) + 1)
-        self._pending: dict[int, _Pending] = {}
+        self._requests = Requests()
         self._serving: set[tuple[int, int]] = set()
         self.closed = threading.Event()
         self.pool = Pool(f"worker {info.name!r}", lambda: current.bind(self))
@@ -151,43 +127,41 @@ class RpcAgent(ABC):
             read: makes the value of the future from the response, in a thread of the agent.
         """
         future: Future[Any] = Future()
-        self._start(to, message, _Pending(to, self._seconds(timeout), future, read))
+        self._start(message, Request(to, seconds(timeout, self.timeout), future, read))
         return future
 
     def ask(self, to: WorkerInfo, message: Message, timeout: float | None = None) -> Message:
         """Send a request and wait for the response; raises what the future of `send` would."""
         waiter: Waiter[Message] = Waiter()
-        pending = _Pending(to, self._seconds(timeout), waiter, None)
-        self._start(to, message, pending)
-        if not waiter.ended(pending.timeout):
-            self._fail(
-                message.id, _late(pending.to, pending.timeout)
-            )  # unless the answer is just being given
-            waiter.ended(SHUTDOWN)
+        request = Request(to, seconds(timeout, self.timeout), waiter, None)
+        self._start(message, request)
+        if not waiter.ended(request.timeout):
+            self._requests.fail(message.id, request.late())
+            waiter.ended(SHUTDOWN)  # an answer that came just now may not be there yet
         return waiter.value()
 
     def wait(self, future: Future[_T], worker: WorkerInfo, timeout: float | None) -> _T:
         """The value of a future that depends on ``worker``, within ``timeout`` seconds."""
-        seconds = self._seconds(timeout)
+        limit = seconds(timeout, self.timeout)
         try:
-            return future.result(seconds)
+            return future.result(limit)
         except TimeoutError:
             if future.done():
                 raise
-            raise _late(worker, seconds) from None
+            raise late(worker, limit) from None
 
-    def _start(self, to: WorkerInfo, message: Message, pending: _Pending) -> None:
-        message.id = next(self._ids)
-        self._pending[message.id] = pending
+    def _start(self, message: Message, request: Request) -> None:
+        to = request.to
+        message.id = self._requests.add(request)
         try:
             if self.closed.is_set() or to.id in self.lost:
                 raise self._gone(to)
             if to.id == self.info.id:
                 self.deliver(to, isolated(message))
             else:
-                self._transmit(to, message, pending.timeout)
+                self._transmit(to, message, request.timeout)
         except BaseException as error:
-            self._fail(message.id, error)
+            self._requests.fail(message.id, error)
 
     def new_id(self) -> int:
         """A number that no other worker gives: its id in the high 16 bits, a counter in 48."""
@@ -195,7 +169,7 @@ class RpcAgent(ABC):
 
     def asking(self) -> int:
         """How many requests of this worker are not answered yet."""
-        return len(self._pending)
+        return len(self._requests)
 
     def serving(self) -> int:
         """How many requests of others this worker has not answered yet."""
@@ -208,8 +182,7 @@ class RpcAgent(ABC):
         """
         self.closed.set()
         self._close()
-        for id, pending in list(self._pending.items()):
-            self._fail(id, self._gone(pending.to))
+        self._requests.fail_all(self._gone)
         for callback in self.on_closed:
             callback()
         self.pool.close(SHUTDOWN)
@@ -219,12 +192,12 @@ class RpcAgent(ABC):
     def deliver(self, sender: WorkerInfo, message: Message) -> None:
         """Take a message that arrived from ``sender``."""
         if not message.is_request:
-            self._complete(sender, message)
+            self._requests.complete(sender, message)
             return
         try:
             self.pool.submit(self._serve, sender, message)
         except WorkerLostError as error:
-            self._transmit_error(sender, exception_response(error, message.id))
+            self._reply(sender, exception_response(error, message.id))
 
     def answer(self, sender: WorkerInfo, message: Message) -> Message:
         """Run a request; the response, which is an error where the request raised one."""
@@ -236,63 +209,26 @@ class RpcAgent(ABC):
         self._serving.add(key)
         try:
             self._reply(sender, self.answer(sender, message))
-        except RpcError as error:  # the caller is gone, or the answer cannot be sent as it is
-            self._transmit_error(sender, exception_response(error, message.id))
+        except Exception as error:  # the caller is gone, or the answer cannot be sent as it is
+            with contextlib.suppress(RpcError):
+                self._reply(sender, exception_response(error, message.id))
         finally:
             self._serving.discard(key)
 
     def _reply(self, sender: WorkerInfo, response: Message) -> None:
         if sender.id == self.info.id:
-            self._complete(sender, isolated(response))
+            self._requests.complete(sender, isolated(response))
         else:
             self._transmit(sender, response, self.timeout)
-
-    def _transmit_error(self, sender: WorkerInfo, response: Message) -> None:
-        """Tell ``sender`` of an error, if it still listens."""
-        with contextlib.suppress(RpcError):
-            self._transmit(sender, response, self.timeout)
-
-    def _complete(self, sender: WorkerInfo, message: Message) -> None:
-        """Give a response to the future that waits for it; one that nobody waits for is dropped."""
-        pending = self._pending.get(message.id)
-        if pending is None or pending.to.id != sender.id or not message.is_response:
-            return
-        if message.type is MessageType.EXCEPTION:
-            self._fail(message.id, error_of(message, sender.name))
-        elif self._pending.pop(message.id, None) is not None:
-            try:
-                value = pending.read(message) if pending.read else message
-            except BaseException as error:
-                pending.outcome.fail(error)
-            else:
-                pending.outcome.end(value)
 
     def lose(self, worker: WorkerInfo, reason: str) -> None:
         """Take ``worker`` for dead: every request to it fails, now and later."""
         if self.closed.is_set() or worker.id in self.lost:
             return
         self.lost[worker.id] = reason
-        for id, pending in list(self._pending.items()):
-            if pending.to.id == worker.id:
-                self._fail(id, self._gone(worker))
+        self._requests.fail_all(self._gone, worker.id)
         for callback in self.on_lost:
             callback(worker)
-
-    # --- the end of a request --------------------------------------------------------------------
-
-    def _seconds(self, timeout: float | None) -> float:
-        """The seconds that ``timeout`` means."""
-        if timeout is None or timeout == UNSET_RPC_TIMEOUT:
-            return self.timeout
-        if not 0 < timeout <= MAX_TIMEOUT:
-            raise ArgumentError(f"timeout={timeout}: expected seconds, from 0 to {MAX_TIMEOUT}.")
-        return timeout
-
-    def _fail(self, id: int, error: BaseException) -> None:
-        """End request ``id`` with ``error``, if it has not ended."""
-        pending = self._pending.pop(id, None)
-        if pending is not None:
-            pending.outcome.fail(error)
 
     def _gone(self, worker: WorkerInfo) -> WorkerLostError:
         """Why nothing can be sent to ``worker``."""
@@ -307,23 +243,12 @@ class RpcAgent(ABC):
         while not self.closed.wait(SWEEP):
             for callback in self.on_tick:
                 callback()
-            now = time.monotonic()
-            for id, pending in list(self._pending.items()):
-                if pending.deadline < now:
-                    # Not in this thread: what waits for the future may run code of the user.
-                    self.pool.submit(self._fail, id, _late(pending.to, pending.timeout))
-                elif pending.outcome.cancelled():
-                    self._pending.pop(id, None)
-
-
-def _late(worker: WorkerInfo, seconds: float) -> RpcTimeoutError:
-    return RpcTimeoutError(
-        f"Worker {worker.name!r} has not answered within {seconds:g} s. It is slow, "
-        "stopped, or waits for another worker. Give the call a longer timeout if it is slow."
-    )
+            for id, request in self._requests.late():
+                # Not in this thread: what waits for the future may run code of the user.
+                self.pool.submit(self._requests.fail, id, request.late())
 
 
 def isolated(message: Message) -> Message:
     """``message`` as it arrives over a wire: no tensor shares memory or a graph with the sender."""
-    tensors = tuple(tensor.detach().clone() for tensor in message.tensors)
+    tensors = tuple(plain(tensor).clone() for tensor in message.tensors)
     return Message(message.payload, tensors, message.type, message.id)

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fxforms.distributed import current, leave
-from fxforms.distributed.agent import UNSET_RPC_TIMEOUT, WorkerInfo
 from fxforms.distributed.agents import local, process_group
 from fxforms.distributed.callback import respond
 from fxforms.distributed.calls import call, call_async, call_command, call_hooks
 from fxforms.distributed.current import current_agent
 from fxforms.distributed.futures import Future
 from fxforms.distributed.options import Options, read
+from fxforms.distributed.requests import UNSET_RPC_TIMEOUT, WorkerInfo
 from fxforms.errors import ArgumentError
 
 _logger = logging.getLogger("fxforms.distributed")

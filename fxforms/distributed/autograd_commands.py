@@ -56,23 +56,38 @@ class PropagateGradientsReq(RpcCommandBase):
     """The gradients of the tensors that went through one send function.
 
     Attributes:
+        pass_id: the backward pass.
+        message_id: names the send function; `RESUME` names none, and has the worker go on with what
+            it holds.
         grads: one for each tensor that needs a gradient, in order; None where there is none.
         retain_graph: keep what the backward pass needs for another one.
     """
 
     context_id: int
+    pass_id: int
     message_id: int
     grads: list[torch.Tensor | None]
     retain_graph: bool
     type = MessageType.BACKWARD_AUTOGRAD_REQ
-    kinds: ClassVar[tuple[Kind, ...]] = (int, int, list, bool)
+    kinds: ClassVar[tuple[Kind, ...]] = (int, int, int, list, bool)
+
+
+RESUME = -1
 
 
 @dataclass(slots=True)
 class PropagateGradientsResp(RpcCommandBase):
-    """The gradients arrived."""
+    """The gradients went as far as they could.
 
+    Attributes:
+        grads: ``[message_id, grads]`` for each send function of the asking worker that is reached.
+        waiting: for each worker, the change in whether it holds gradients that wait for others.
+    """
+
+    grads: list[list[Any]]
+    waiting: dict[int, int]
     type = MessageType.BACKWARD_AUTOGRAD_RESP
+    kinds: ClassVar[tuple[Kind, ...]] = (list, dict)
 
 
 @dataclass(slots=True)

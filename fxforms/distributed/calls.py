@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from fxforms.distributed import modes
-from fxforms.distributed.agent import RpcAgent, WorkerInfo
+from fxforms.distributed.agent import RpcAgent
 from fxforms.distributed.commands import (
     PythonCall,
     PythonRemoteCall,
@@ -22,6 +22,7 @@ from fxforms.distributed.futures import Future
 from fxforms.distributed.message import Message
 from fxforms.distributed.packing import pack_for
 from fxforms.distributed.registry import operator_name, registered_name
+from fxforms.distributed.requests import WorkerInfo
 from fxforms.errors import ArgumentError, MessageError, RemoteError, WorkerLostError, name_of
 
 

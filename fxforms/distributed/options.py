@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from fxforms.distributed.agent import DEFAULT_TIMEOUT, MAX_TIMEOUT
+from fxforms.distributed.requests import DEFAULT_TIMEOUT, MAX_TIMEOUT
 from fxforms.errors import ArgumentError
 
 

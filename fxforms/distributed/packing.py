@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 
-from fxforms.distributed.agent import WorkerInfo
 from fxforms.distributed.commands import RpcCommandBase
 from fxforms.distributed.message import Message
+from fxforms.distributed.requests import WorkerInfo
 
 
 class _Packing(threading.local):

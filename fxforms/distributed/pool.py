@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -13,6 +14,7 @@ from fxforms.errors import WorkerLostError
 MAX_THREADS = 512
 IDLE = 10.0  # seconds after which a thread without work ends
 
+_logger = logging.getLogger("fxforms.distributed")
 _Job = tuple[Callable[..., None], tuple[Any, ...]]
 
 
@@ -33,7 +35,7 @@ class Pool:
         self._closed = False
 
     def submit(self, function: Callable[..., None], *args: Any) -> None:
-        """Run ``function(*args)``, which raises nothing.
+        """Run ``function(*args)``; what it raises is logged.
 
         Raises:
             WorkerLostError: the pool is closed, or all its threads are busy.
@@ -55,7 +57,10 @@ class Pool:
     def _run(self, function: Callable[..., None], args: tuple[Any, ...]) -> None:
         self._start()
         while True:
-            function(*args)
+            try:
+                function(*args)
+            except Exception:
+                _logger.exception("%s: %s failed", self._name, function)
             del function, args  # they hold tensors
             with self._lock:
                 if self._closed:

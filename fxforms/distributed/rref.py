@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fxforms.distributed.agent import UNSET_RPC_TIMEOUT, Origin, WorkerInfo
+from fxforms.distributed.agent import Origin
 from fxforms.distributed.api import rpc_async, rpc_sync
 from fxforms.distributed.callback import handles, run_call
 from fxforms.distributed.calls import call, call_async, remote_command
@@ -28,6 +28,7 @@ from fxforms.distributed.futures import Future
 from fxforms.distributed.message import MessageType
 from fxforms.distributed.packing import note_fork, receiver
 from fxforms.distributed.registry import register, registered_name
+from fxforms.distributed.requests import UNSET_RPC_TIMEOUT, WorkerInfo
 from fxforms.distributed.rref_table import RRefTable, Use, table_of
 from fxforms.errors import ArgumentError, MessageError
 

@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from fxforms.distributed.agent import Origin, RpcAgent, WorkerInfo, prepare
+from fxforms.distributed.agent import Origin, RpcAgent, prepare
 from fxforms.distributed.callback import handles
 from fxforms.distributed.calls import send_command
 from fxforms.distributed.commands import (
@@ -23,6 +23,7 @@ from fxforms.distributed.commands import (
 )
 from fxforms.distributed.futures import Future
 from fxforms.distributed.message import MessageType
+from fxforms.distributed.requests import WorkerInfo
 
 
 @dataclass(slots=True)

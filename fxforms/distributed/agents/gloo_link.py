@@ -1,14 +1,4 @@
-"""The connection of two workers of the process-group agent: a gloo group of two.
-
-The one file that knows how gloo behaves, and the private options with which it is made. What it
-relies on, as seen on torch 2.13:
-
-- A receive into a buffer takes a message that is shorter. Receives of one tag are filled in the
-  order in which they were posted.
-- A send waits until the peer has posted a receive for it, and then until the bytes are written.
-- When a peer dies, every operation of the group raises. A wait that times out ends the whole group,
-  so each pair of workers has its own, and `Link.cut` is such a wait.
-"""
+"""One worker's connection to another: frames over a gloo group of two."""
 
 from __future__ import annotations
 
@@ -16,15 +6,13 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import PrefixStore, ProcessGroupGloo  # type: ignore[attr-defined]
 
-from fxforms.distributed.agent import WorkerInfo
+from fxforms.distributed.agents.gloo_pair import Cut, Pair
 from fxforms.distributed.agents.shared_memory import Inbox, Outbox
 from fxforms.distributed.frame import (
     joined,
@@ -37,6 +25,7 @@ from fxforms.distributed.frame import (
 )
 from fxforms.distributed.message import Message
 from fxforms.distributed.options import Options
+from fxforms.distributed.requests import WorkerInfo
 from fxforms.errors import MessageError
 
 BUFFER = 1 << 13  # bytes of a small frame; what is larger is sent on its own
@@ -45,14 +34,12 @@ REPOST = WINDOW // 4  # receives that are posted anew at once
 DIRECT = 1 << 16  # bytes that the network is trusted to take from a sender without a wait
 PIECE = 1 << 26  # bytes of one send of a large tensor
 
-_FRAMES, _PIECES, _NOTHING = 1, 2, 3  # tags
+_FRAMES, _PIECES = 1, 2  # tags
 _SEGMENT = struct.Struct("<IQQ")  # file descriptor, number, bytes
 _PRELUDE = struct.Struct("<BQII")  # kind, receives posted anew, bytes of this, of a large head
 ROOM = BUFFER - _PRELUDE.size  # bytes of a frame's body
 _SMALL, _SHARED, _LARGE, _BEAT, _BYE = range(5)
 _SLACK = 1 << 24  # bytes that a segment has between its tensors
-_Gloo: Any = ProcessGroupGloo  # torch's stubs lack most of it
-_FOREVER = timedelta(days=365)
 
 
 Run = Callable[[Callable[[], None]], None]
@@ -66,10 +53,6 @@ class _Frame:
     body: bytes
     large: int = 0
     pieces: Sequence[torch.Tensor] = ()
-
-
-class Cut(Exception):
-    """The connection ended; the text says why."""
 
 
 class Link:
@@ -94,13 +77,12 @@ class Link:
     ) -> None:
         self.peer = peer
         self.limit = options.max_message_bytes
-        self._other = int(me.id < peer.id)
         self._silence = timedelta(seconds=options.silence)
         name = f"link/{min(me.id, peer.id)}/{max(me.id, peer.id)}"
-        self._group = _group(PrefixStore(name, store), 1 - self._other, gloo, options)
+        self._group = Pair(store, name, int(me.id > peer.id), gloo, options.init_timeout)
         self._buffers = [torch.empty(BUFFER, dtype=torch.uint8) for _ in range(WINDOW)]
         self._views = [buffer.numpy().data for buffer in self._buffers]
-        self._posted = [self._post(buffer) for buffer in self._buffers]
+        self._posted = [self._group.post(buffer, _FRAMES) for buffer in self._buffers]
         self._lock = threading.Lock()
         self._sent = self._taken = self._received = self._ready = self._stale = 0
         self._queue: deque[_Frame] = deque()
@@ -190,10 +172,10 @@ class Link:
         data = bytearray(_PRELUDE.pack(frame.kind, self._ready, len(frame.body), frame.large))
         data += frame.body
         tensor = torch.frombuffer(data, dtype=torch.uint8)
-        self._wait(self._group.send([tensor], self._other, _FRAMES))
+        self._group.send(tensor, _FRAMES)
         for tensor in frame.pieces:
             for piece in torch.split(raw(tensor), PIECE):
-                self._wait(self._group.send([piece], self._other, _PIECES))
+                self._group.send(piece, _PIECES)
 
     # --- receiving -------------------------------------------------------------------------------
 
@@ -207,7 +189,7 @@ class Link:
         at = self._received % WINDOW
         if self._stale == REPOST:
             self._repost()
-        self._wait(self._posted[at], self._silence)
+        self._group.wait(self._posted[at], self._silence)
         view = self._views[at]
         kind, taken, size, large = _PRELUDE.unpack_from(view)
         body = bytes(view[_PRELUDE.size : _PRELUDE.size + size])
@@ -255,61 +237,22 @@ class Link:
         """The next ``size`` bytes of those that are sent in pieces."""
         data = torch.empty(size, dtype=torch.uint8)
         pieces = torch.split(data, PIECE) if size else ()
-        for work in [self._group.recv([piece], self._other, _PIECES) for piece in pieces]:
-            self._wait(work, self._silence)
+        for work in [self._group.post(piece, _PIECES) for piece in pieces]:
+            self._group.wait(work, self._silence)
         return data
 
     def _repost(self) -> None:
         """Post the receives that were used; a few at once, as each tells the peer."""
         for number in range(self._received - self._stale, self._received):
             at = number % WINDOW
-            self._posted[at] = self._post(self._buffers[at])
+            self._posted[at] = self._group.post(self._buffers[at], _FRAMES)
         self._ready += self._stale
         self._stale = 0
 
-    def _post(self, buffer: torch.Tensor) -> Any:
-        try:
-            return self._group.recv([buffer], self._other, _FRAMES)
-        except RuntimeError as error:
-            raise _cut(error) from None
-
     # --- both ------------------------------------------------------------------------------------
-
-    def _wait(self, work: Any, time: timedelta = _FOREVER) -> None:
-        """Wait for an operation of the group."""
-        try:
-            work.wait(time)
-        except RuntimeError as error:
-            raise _cut(error) from None
 
     def cut(self) -> None:
         """End the connection: every operation of either end raises, now and later."""
-        with suppress(RuntimeError):
-            nothing = torch.empty(1, dtype=torch.uint8)
-            self._group.recv([nothing], self._other, _NOTHING).wait(timedelta(milliseconds=1))
+        self._group.cut()
         if self._outbox:
             self._outbox.close()
-
-
-def _cut(error: RuntimeError) -> Cut:
-    """What an error of gloo means."""
-    text = str(error)
-    if "imed out" in text:
-        return Cut("nothing was heard of it for too long.")
-    if "Application timeout" in text:
-        return Cut("this worker ended the connection.")
-    return Cut("its connection closed; the process may have died.")
-
-
-def _group(store: Any, rank: int, gloo: Any, options: Options) -> Any:
-    """The gloo group of one link."""
-    private = _Gloo._Options()
-    private._devices = [gloo]
-    private._timeout = timedelta(seconds=options.init_timeout)
-    private._threads = 1
-    return _Gloo(store, rank, 2, private)
-
-
-def device(host: str) -> Any:
-    """The gloo device that listens on ``host``."""
-    return _Gloo.create_device(hostname=host)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 
-from fxforms.distributed.agent import Respond, RpcAgent, WorkerInfo, isolated
+from fxforms.distributed.agent import Respond, RpcAgent, isolated
 from fxforms.distributed.message import Message
 from fxforms.distributed.options import Options
+from fxforms.distributed.requests import WorkerInfo
 from fxforms.errors import ArgumentError, RpcTimeoutError, WorkerLostError
 
 

@@ -15,12 +15,14 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from fxforms.distributed.agent import Respond, RpcAgent, WorkerInfo
-from fxforms.distributed.agents import gloo_link
-from fxforms.distributed.agents.gloo_link import Cut, Link
+from fxforms.distributed.agent import Respond, RpcAgent
+from fxforms.distributed.agents import gloo_pair
+from fxforms.distributed.agents.gloo_link import Link
+from fxforms.distributed.agents.gloo_pair import Cut
 from fxforms.distributed.agents.shared_memory import Probe, shared
 from fxforms.distributed.message import Message, MessageType
 from fxforms.distributed.options import Options, master
+from fxforms.distributed.requests import WorkerInfo
 from fxforms.errors import ArgumentError, MessageError, RpcTimeoutError, WorkerLostError
 
 _OPERATOR = MessageType.SCRIPT_CALL
@@ -49,7 +51,7 @@ class ProcessGroupAgent(RpcAgent):
         ``memory`` has the process number of each worker that shares memory with this one.
         """
         self._store = store
-        gloo = gloo_link.device(options.host)
+        gloo = gloo_pair.device(options.host)
         for peer in self.workers:
             if peer.id != self.info.id:
                 self._links[peer.id] = Link(
@@ -86,7 +88,7 @@ class ProcessGroupAgent(RpcAgent):
             if message is None:
                 continue
             if message.is_response:
-                self._complete(link.peer, message)
+                self._requests.complete(link.peer, message)
                 continue
             self._serve(link.peer, message)
             if not ours:

@@ -1,0 +1,83 @@
+"""The ends of an edge of the autograd graph that crosses workers: a send and a recv function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from fxforms.errors import GradientError
+
+
+class SendRpcBackward:
+    """Where the gradients of tensors that were sent enter the graph of this worker.
+
+    Attributes:
+        message_id: pairs this with the recv function on the other worker.
+        edges: one for each tensor that was sent and needs a gradient.
+    """
+
+    __slots__ = ("edges", "message_id")
+
+    def __init__(self, message_id: int, tensors: Sequence[torch.Tensor]) -> None:
+        self.message_id = message_id
+        self.edges: list[GradientEdge] = [get_gradient_edge(x) for x in tensors]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where received tensors came from.
+
+    Attributes:
+        worker: the id of the sender.
+        message_id: pairs the recv function with the send function there.
+        context_id: the autograd context of the call.
+    """
+
+    worker: int
+    message_id: int
+    context_id: int
+
+
+class RecvRpcBackward(torch.autograd.Function):
+    """Where the gradients of tensors that were received leave the graph of this worker.
+
+    The distributed engine stops here and sends them; an engine that knows one worker cannot.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, source: Source, tensors: list[torch.Tensor], _: torch.Tensor) -> Any:
+        """``tensors`` as they are; the last argument has them need a gradient."""
+        ctx.source = source
+        return tuple(tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> NoReturn:
+        """Called by plain autograd alone."""
+        source = ctx.source
+        raise GradientError(
+            f"A backward pass of plain autograd reached a tensor that came from worker "
+            f"{source.worker} in the distributed autograd context {source.context_id}, and goes no "
+            "further. Inside the context, write fxforms.distributed.backward(context_id, [loss]) "
+            "in place of loss.backward()."
+        )
+
+
+RECV: type = RecvRpcBackward._backward_cls  # type: ignore[attr-defined]
+_NEEDS_GRADIENT = torch.empty(0, requires_grad=True)
+
+
+def attach_recv(
+    source: Source, tensors: Sequence[torch.Tensor], positions: Sequence[int]
+) -> tuple[torch.Tensor, ...]:
+    """``tensors``, those at ``positions`` as outputs of a recv function."""
+    chosen = [tensors[i] for i in positions]
+    if not chosen:
+        return tuple(tensors)
+    apply: Any = RecvRpcBackward.apply
+    with torch.enable_grad():
+        received = dict(zip(positions, apply(source, chosen, _NEEDS_GRADIENT)))
+    return tuple([received.get(i, x) for i, x in enumerate(tensors)])
