@@ -1,7 +1,9 @@
 """Calls to functions on other workers: threads, processes or machines."""
 
-from fxforms.distributed import autograd_commands as autograd_commands  # known from here on
+from fxforms.distributed import recorder as recorder  # records calls in contexts from here on
 from fxforms.distributed.api import get_worker_info, init_rpc, rpc_async, rpc_sync, shutdown
+from fxforms.distributed.context import context, get_gradients
+from fxforms.distributed.engine import backward
 from fxforms.distributed.futures import Future
 from fxforms.distributed.registry import register
 from fxforms.distributed.requests import WorkerInfo
@@ -11,6 +13,9 @@ __all__ = [
     "Future",
     "RRef",
     "WorkerInfo",
+    "backward",
+    "context",
+    "get_gradients",
     "get_worker_info",
     "init_rpc",
     "register",

@@ -14,8 +14,8 @@ from fxforms.distributed.autograd_commands import (
     CleanupAutogradContextReq,
     CleanupAutogradContextResp,
 )
-from fxforms.distributed.calls import send_command
 from fxforms.distributed.callback import handles
+from fxforms.distributed.calls import send_command
 from fxforms.distributed.current import current_agent
 from fxforms.distributed.functions import SendRpcBackward
 from fxforms.distributed.message import MessageType
@@ -101,6 +101,12 @@ class Contexts:
             with suppress(RpcError):  # one that ends has no contexts
                 command = CleanupAutogradContextReq(id)
                 send_command(self._agent, self._agent.worker(other), command)
+
+    def forget_send(self, id: int, message_id: int) -> None:
+        """Drop a send function of a call that failed."""
+        context = self._alive.get(id)
+        if context is not None:
+            context.sends.pop(message_id, None)
 
     def drop_those_of(self, worker: WorkerInfo) -> None:
         """Release the contexts that a dead worker began."""

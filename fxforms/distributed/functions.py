@@ -35,11 +35,13 @@ class Source:
         worker: the id of the sender.
         message_id: pairs the recv function with the send function there.
         context_id: the autograd context of the call.
+        count: how many tensors need a gradient.
     """
 
     worker: int
     message_id: int
     context_id: int
+    count: int
 
 
 class RecvRpcBackward(torch.autograd.Function):

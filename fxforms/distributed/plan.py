@@ -13,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from torch.autograd.graph import GradientEdge
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from fxforms.distributed.functions import RECV
 
 Edge = tuple[Any, int]  # a node, and which of its gradients
+LEAF: type = type(get_gradient_edge(torch.empty(0, requires_grad=True)).node)
 
 
 class Plan:
@@ -66,7 +68,7 @@ def following(node: Any) -> list[Edge]:
 
 def is_end(node: Any) -> bool:
     """True for a leaf tensor's node and for a recv function."""
-    return type(node) is RECV or hasattr(node, "variable")
+    return type(node) is RECV or type(node) is LEAF
 
 
 def _count(roots: Iterable[Any]) -> dict[Any, int]:
