@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 from fxforms.distributed import current, leave
-from fxforms.distributed.agents import local, process_group
 from fxforms.distributed.callback import respond
 from fxforms.distributed.calls import call, call_async, call_command, call_hooks
 from fxforms.distributed.current import current_agent
@@ -19,7 +19,9 @@ from fxforms.errors import ArgumentError
 _logger = logging.getLogger("fxforms.distributed")
 _DRAIN = 5.0
 
-_AGENTS = {"local": local.start, "process_group": process_group.start}
+# Each module has a function `start`. They are imported when asked for: torch may be built without
+# gloo, and grpcio is an extra.
+_AGENTS = ("grpc", "local", "process_group")
 
 
 def init_rpc(
@@ -61,10 +63,10 @@ def init_rpc(
             "rank from 0 to world_size - 1, of at most 65,536."
         )
     if agent not in _AGENTS:
-        raise ArgumentError(f"init_rpc(agent={agent!r}): expected one of {sorted(_AGENTS)}.")
+        raise ArgumentError(f"init_rpc(agent={agent!r}): expected one of {_AGENTS}.")
     current.refuse_second(name, threads=agent == "local")
-    made = _AGENTS[agent](name, rank, world_size, respond, checked)
-    current.add(made)
+    start = import_module(f"fxforms.distributed.agents.{agent}").start
+    current.add(start(name, rank, world_size, respond, checked))
 
 
 def shutdown(graceful: bool = True, timeout: float | None = None) -> None:

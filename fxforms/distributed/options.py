@@ -21,6 +21,11 @@ class Options:
         host: the address this worker listens on. Loopback unless another is given.
         silence: seconds without a word from a worker after which it counts as dead.
         max_message_bytes: how large a message may be.
+        shared_memory: send large messages between processes of one machine and user through memory
+            that both map. With gRPC they do not pass through TLS then.
+        certificate, key, ca: PEM files of a worker on gRPC: its certificate, the key of it, and the
+            CA that signed those of all workers.
+        insecure: gRPC without TLS, on loopback addresses alone.
     """
 
     rpc_timeout: float = DEFAULT_TIMEOUT
@@ -28,6 +33,11 @@ class Options:
     host: str = "127.0.0.1"
     silence: float = DEFAULT_TIMEOUT
     max_message_bytes: int = 1 << 31
+    shared_memory: bool = True
+    certificate: str | None = None
+    key: str | None = None
+    ca: str | None = None
+    insecure: bool = False
 
 
 def read(options: Mapping[str, Any] | Options | None) -> Options:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 
-from fxforms.distributed.agents.gloo_pair import Cut, Pair
-from fxforms.distributed.agents.shared_memory import Inbox, Outbox
+from fxforms.distributed.agents.gloo_pair import Pair
+from fxforms.distributed.agents.linked import Cut, Run
+from fxforms.distributed.agents.shared_memory import SharedFrames
 from fxforms.distributed.frame import (
     joined,
-    layout,
     raw,
     read_head,
     read_tensors,
@@ -35,14 +35,9 @@ DIRECT = 1 << 16  # bytes that the network is trusted to take from a sender with
 PIECE = 1 << 26  # bytes of one send of a large tensor
 
 _FRAMES, _PIECES = 1, 2  # tags
-_SEGMENT = struct.Struct("<IQQ")  # file descriptor, number, bytes
 _PRELUDE = struct.Struct("<BQII")  # kind, receives posted anew, bytes of this, of a large head
 ROOM = BUFFER - _PRELUDE.size  # bytes of a frame's body
 _SMALL, _SHARED, _LARGE, _BEAT, _BYE = range(5)
-_SLACK = 1 << 24  # bytes that a segment has between its tensors
-
-
-Run = Callable[[Callable[[], None]], None]
 
 
 @dataclass(slots=True)
@@ -55,7 +50,7 @@ class _Frame:
     pieces: Sequence[torch.Tensor] = ()
 
 
-class Link:
+class GlooLink:
     """One worker's end of the connection to another.
 
     Args:
@@ -87,21 +82,12 @@ class Link:
         self._sent = self._taken = self._received = self._ready = self._stale = 0
         self._queue: deque[_Frame] = deque()
         self._draining = False
-        self._outbox = Outbox() if memory else None
-        self._inbox = Inbox(memory) if memory else None
+        self._shared = SharedFrames(memory, self.limit) if memory else None
 
     # --- sending ---------------------------------------------------------------------------------
 
     def send(self, message: Message, run: Run | None) -> None:
-        """Send ``message`` without a wait for the peer.
-
-        A frame is written at once if the peer surely has room for it. Else it is queued, and
-        ``run`` gets what sends the queue, to be run in another thread; None runs it in this one.
-
-        Raises:
-            Cut: the connection has ended.
-            MessageError: the message cannot be sent.
-        """
+        """Send ``message``: at once if the peer surely has room for it, else from a queue."""
         frame = self._frame(message)
         if not frame.pieces and self._claim(len(frame.body)):
             self._put(frame)
@@ -122,13 +108,9 @@ class Link:
             raise MessageError(f"A message of {size} bytes, at most {self.limit} are sent.")
         if size <= ROOM:
             return _Frame(_SMALL, joined(head, tensors))
-        places, end = layout(len(head), [tensor.nbytes for tensor in tensors])
-        segment = self._outbox.take(end) if self._outbox else None
-        if segment is not None:
-            segment.data[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
-            for place, tensor in zip(places, tensors):
-                segment.data[place : place + tensor.nbytes] = raw(tensor)
-            return _Frame(_SHARED, _SEGMENT.pack(segment.fd, segment.number, end))
+        reference = self._shared.write(head, tensors) if self._shared else None
+        if reference is not None:
+            return _Frame(_SHARED, reference)
         if len(head) <= ROOM:
             return _Frame(_LARGE, head, 0, tensors)
         first = torch.frombuffer(bytearray(head), dtype=torch.uint8)
@@ -180,12 +162,7 @@ class Link:
     # --- receiving -------------------------------------------------------------------------------
 
     def receive(self) -> Message | None:
-        """The next message, or None for a sign of life; one thread at a time.
-
-        Raises:
-            Cut: the peer died, left, or was silent for too long.
-            MessageError: what came is no message; nothing more can be read.
-        """
+        """The next message, or None for a sign of life."""
         at = self._received % WINDOW
         if self._stale == REPOST:
             self._repost()
@@ -204,8 +181,8 @@ class Link:
 
     def _read(self, kind: int, body: memoryview, large: int) -> Message:
         """The message of a frame that came."""
-        if kind == _SHARED:
-            return self._read_shared(*_SEGMENT.unpack(body))
+        if kind == _SHARED and self._shared:
+            return self._shared.read(body)
         if large:
             if large > self.limit:
                 raise MessageError(f"A head of {large} bytes is larger than {self.limit}.")
@@ -216,21 +193,6 @@ class Link:
         else:
             parts = [restore(spec, self._pieces(spec.nbytes)) for spec in head.specs]
             head.message.tensors = tuple(parts)
-        return head.message
-
-    def _read_shared(self, fd: int, number: int, size: int) -> Message:
-        """The message in a segment."""
-        if self._inbox is None or size > self.limit + _SLACK:
-            raise MessageError(f"A segment of {size} bytes was not to be expected.")
-        data = self._inbox.open(fd, number, size)
-        head = read_head(data.numpy().data, self.limit)
-        places, end = layout(head.end, [spec.nbytes for spec in head.specs])
-        if end > size:
-            raise MessageError(f"A segment of {size} bytes ends inside its tensors.")
-        head.message.tensors = tuple(
-            restore(spec, data[place : place + spec.nbytes])
-            for place, spec in zip(places, head.specs)
-        )
         return head.message
 
     def _pieces(self, size: int) -> torch.Tensor:
@@ -254,5 +216,5 @@ class Link:
     def cut(self) -> None:
         """End the connection: every operation of either end raises, now and later."""
         self._group.cut()
-        if self._outbox:
-            self._outbox.close()
+        if self._shared:
+            self._shared.close()

@@ -18,13 +18,11 @@ from typing import Any
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo  # type: ignore[attr-defined]
 
+from fxforms.distributed.agents.linked import Cut
+
 _Gloo: Any = ProcessGroupGloo  # torch's stubs lack most of it
 _FOREVER = timedelta(days=365)
 _NOTHING = 0  # a tag that nothing is sent with
-
-
-class Cut(Exception):
-    """The connection ended; the text says why."""
 
 
 class Pair:

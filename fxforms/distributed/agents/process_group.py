@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
-import time
 from contextlib import suppress
 from datetime import timedelta
 
@@ -17,104 +15,38 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from fxforms.distributed.agent import Respond, RpcAgent
 from fxforms.distributed.agents import gloo_pair
-from fxforms.distributed.agents.gloo_link import Link
-from fxforms.distributed.agents.gloo_pair import Cut
+from fxforms.distributed.agents.gloo_link import GlooLink
+from fxforms.distributed.agents.linked import Cut, LinkedAgent
 from fxforms.distributed.agents.shared_memory import Probe, shared
-from fxforms.distributed.message import Message, MessageType
 from fxforms.distributed.options import Options, master
 from fxforms.distributed.requests import WorkerInfo
-from fxforms.errors import ArgumentError, MessageError, RpcTimeoutError, WorkerLostError
-
-_OPERATOR = MessageType.SCRIPT_CALL
-_LEAVING = 0.5  # seconds that peers have to say goodbye too
+from fxforms.errors import ArgumentError, RpcTimeoutError
 
 
-class ProcessGroupAgent(RpcAgent):
-    """A worker that is a process, with one link to each other.
+class ProcessGroupAgent(LinkedAgent):
+    """A worker that is a process, with a gloo link to each other."""
 
-    Whoever receives a request answers it in that thread, after it has woken another to receive the
-    next, so that an answer never waits for a thread and a handler may wait for other workers.
-    """
-
-    def __init__(
-        self, info: WorkerInfo, workers: list[WorkerInfo], respond: Respond, options: Options
-    ) -> None:
-        super().__init__(info, workers, respond, options.rpc_timeout)
-        self._beat = options.silence / 4
-        self._links: dict[int, Link] = {}
-        self._store: TCPStore | None = None  # lives as long as the agent that serves it
-        self._ended = threading.Semaphore(0)
-
-    def connect(self, store: TCPStore, options: Options, memory: dict[int, int]) -> None:
+    def start(self, store: TCPStore, options: Options, memory: dict[int, int]) -> None:
         """Make the links, and start to receive. All workers do so at once.
 
         ``memory`` has the process number of each worker that shares memory with this one.
         """
-        self._store = store
+        self._store = store  # lives as long as the worker that serves it
         gloo = gloo_pair.device(options.host)
-        for peer in self.workers:
-            if peer.id != self.info.id:
-                self._links[peer.id] = Link(
-                    store, gloo, self.info, peer, options, memory.get(peer.id, 0)
-                )
-        for link in self._links.values():
-            self.pool.submit(self._receive, link)
-        self.pool.submit(self._beats)
+        others = [worker for worker in self.workers if worker.id != self.info.id]
+        links = [
+            GlooLink(store, gloo, self.info, peer, options, memory.get(peer.id, 0))
+            for peer in others
+        ]
+        self.connect(links)
+        self.pool.submit(self._beat, links, options.silence / 4)
 
-    def _transmit(self, to: WorkerInfo, message: Message, timeout: float) -> None:
-        # A thread that asks has a timeout, and one that runs operators receives too; the thread of
-        # a handler has nothing left to do.
-        handler = message.is_response and message.type is not MessageType.SCRIPT_RET
-        try:
-            self._links[to.id].send(message, None if handler else self.pool.submit)
-        except Cut as cut:
-            raise WorkerLostError(f"Worker {to.name!r} is lost: {cut}") from None
-
-    def _receive(self, link: Link) -> None:
-        """Take messages of one peer until there is a request to answer, or the link ends.
-
-        A built-in operator waits for nobody, so this thread runs it and goes on. For any other
-        request another thread receives on, as its handler may wait for what this peer sends next.
-        """
-        while True:
-            try:
-                message = link.receive()
-                ours = message is None or not message.is_request or message.type is _OPERATOR
-                if not ours:
-                    self.pool.submit(self._receive, link)
-            except (Cut, MessageError, WorkerLostError) as error:
-                self._end(link, str(error))
-                return
-            if message is None:
-                continue
-            if message.is_response:
-                self._requests.complete(link.peer, message)
-                continue
-            self._serve(link.peer, message)
-            if not ours:
-                return
-
-    def _end(self, link: Link, reason: str) -> None:
-        link.cut()
-        self.lose(link.peer, reason)
-        self._ended.release()
-
-    def _beats(self) -> None:
+    def _beat(self, links: list[GlooLink], period: float) -> None:
         """Tell the peers now and then that this worker lives."""
-        while not self.closed.wait(self._beat):
-            for link in self._links.values():
+        while not self.closed.wait(period):
+            for link in links:
                 with suppress(Cut):
                     link.beat()
-
-    def _close(self) -> None:
-        for link in self._links.values():
-            with suppress(Cut):
-                link.bye()
-        end = time.monotonic() + _LEAVING
-        for _ in self._links:
-            self._ended.acquire(timeout=max(0.0, end - time.monotonic()))
-        for link in self._links.values():
-            link.cut()
 
 
 def start(name: str, rank: int, size: int, respond: Respond, options: Options) -> RpcAgent:
@@ -128,14 +60,15 @@ def start(name: str, rank: int, size: int, respond: Respond, options: Options) -
     try:
         store = _store(address, rank, options)
         workers = _meet(store, name, rank, size)
-        agent = ProcessGroupAgent(workers[rank], workers, respond, options)
+        agent = ProcessGroupAgent(workers[rank], workers, respond, options.rpc_timeout)
     except RuntimeError as error:
         if isinstance(error, ArgumentError):
             raise
         raise _late(name, options, error) from None
     probe = Probe()
     try:
-        agent.connect(store, options, _neighbours(store, rank, size, probe))
+        memory = _neighbours(store, rank, size, probe) if options.shared_memory else {}
+        agent.start(store, options, memory)
         _all_ready(store, size)
     except RuntimeError as error:
         agent.shutdown()

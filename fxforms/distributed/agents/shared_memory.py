@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
+import struct
 import threading
 import weakref
 from dataclasses import dataclass
@@ -17,10 +18,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fxforms.distributed.frame import layout, raw, read_head, restore
+from fxforms.distributed.message import Message
 from fxforms.errors import MessageError
 
 MAX_SEGMENTS = 64  # of one sender for one receiver; each takes a file descriptor
 MAX_FREE = 1 << 28  # bytes of segments that are kept although nothing is in them
+_REFERENCE = struct.Struct("<IQQ")  # file descriptor, number, bytes
 _START = 4096  # where the data begins
 _FREE, _USED = 0, 1
 
@@ -130,6 +134,53 @@ def _map(pid: int, fd: int) -> mmap.mmap:
         return mmap.mmap(own, 0)
     finally:
         os.close(own)
+
+
+class SharedFrames:
+    """Messages in segments: a reference to one is bytes.
+
+    Args:
+        pid: the number of the other process.
+        limit: bytes that a message may have.
+    """
+
+    def __init__(self, pid: int, limit: int) -> None:
+        self._outbox, self._inbox, self._limit = Outbox(), Inbox(pid), limit
+
+    def write(self, head: bytes, tensors: list[torch.Tensor]) -> bytes | None:
+        """Put what `write_head` gave into a segment; None if there are too many."""
+        places, end = layout(len(head), [tensor.nbytes for tensor in tensors])
+        segment = self._outbox.take(end)
+        if segment is None:
+            return None
+        segment.data[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+        for place, tensor in zip(places, tensors):
+            segment.data[place : place + tensor.nbytes] = raw(tensor)
+        return _REFERENCE.pack(segment.fd, segment.number, end)
+
+    def read(self, reference: memoryview) -> Message:
+        """The message in a segment; its tensors lie there.
+
+        Raises:
+            MessageError: there is none.
+        """
+        if len(reference) != _REFERENCE.size:
+            raise MessageError(f"A reference to memory has {len(reference)} bytes.")
+        fd, number, size = _REFERENCE.unpack(reference)
+        data = self._inbox.open(fd, number, size)
+        head = read_head(data.numpy().data, self._limit)
+        places, end = layout(head.end, [spec.nbytes for spec in head.specs])
+        if end > size:
+            raise MessageError(f"A segment of {size} bytes ends inside its tensors.")
+        head.message.tensors = tuple(
+            restore(spec, data[place : place + spec.nbytes])
+            for place, spec in zip(places, head.specs)
+        )
+        return head.message
+
+    def close(self) -> None:
+        """Drop the segments; the other side keeps what it has mapped."""
+        self._outbox.close()
 
 
 class Probe:
