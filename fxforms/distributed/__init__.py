@@ -3,6 +3,7 @@
 from fxforms.distributed import recorder as recorder  # records calls in contexts from here on
 from fxforms.distributed.api import get_worker_info, init_rpc, rpc_async, rpc_sync, shutdown
 from fxforms.distributed.context import context, get_gradients
+from fxforms.distributed.debug import debug_info
 from fxforms.distributed.engine import backward
 from fxforms.distributed.futures import Future
 from fxforms.distributed.registry import register
@@ -15,6 +16,7 @@ __all__ = [
     "WorkerInfo",
     "backward",
     "context",
+    "debug_info",
     "get_gradients",
     "get_worker_info",
     "init_rpc",

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fxforms.distributed import current
+from fxforms.distributed.commands import COMMANDS
 from fxforms.distributed.failures import exception_response
 from fxforms.distributed.frame import plain
 from fxforms.distributed.futures import Future, Waiter
 from fxforms.distributed.message import Message
 from fxforms.distributed.pool import Pool
-from fxforms.distributed.requests import Read, Request, Requests, WorkerInfo, late, seconds
+from fxforms.distributed.requests import RESEND, Read, Request, Requests, WorkerInfo, late, seconds
 from fxforms.errors import ArgumentError, RpcError, WorkerLostError
 
 _T = TypeVar("_T")
@@ -77,7 +78,7 @@ class RpcAgent(ABC):
         self._requests = Requests()
         self._serving: set[tuple[int, int]] = set()
         self.closed = threading.Event()
-        self.pool = Pool(f"worker {info.name!r}", lambda: current.bind(self))
+        self.pool = Pool(repr(info.name), lambda: current.bind(self))
         for preparation in _preparations:
             preparation(self)
         self.pool.submit(self._sweep)
@@ -153,6 +154,8 @@ class RpcAgent(ABC):
     def _start(self, message: Message, request: Request) -> None:
         to = request.to
         message.id = self._requests.add(request)
+        if COMMANDS[message.type].idempotent and to.id != self.info.id:
+            request.message = message
         try:
             if self.closed.is_set() or to.id in self.lost:
                 raise self._gone(to)
@@ -243,6 +246,9 @@ class RpcAgent(ABC):
         while not self.closed.wait(SWEEP):
             for callback in self.on_tick:
                 callback()
+            for to, message in self._requests.unanswered():
+                with contextlib.suppress(RpcError):
+                    self._transmit(to, message, RESEND)
             for id, request in self._requests.late():
                 # Not in this thread: what waits for the future may run code of the user.
                 self.pool.submit(self._requests.fail, id, request.late())

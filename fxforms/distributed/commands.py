@@ -192,7 +192,6 @@ class _RRefFetchCall(RpcCommandBase):
 
     rref_id: int
     kinds: ClassVar[tuple[Kind, ...]] = (int,)
-    idempotent = True
 
 
 class ScriptRRefFetchCall(_RRefFetchCall):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import TYPE_CHECKING
 
 from fxforms.errors import ArgumentError
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 _thread = threading.local()
 _agents: list[RpcAgent] = []
+_known: weakref.WeakSet[RpcAgent] = weakref.WeakSet()  # those that are shut down too
 
 
 def bind(agent: RpcAgent | None) -> None:
@@ -22,6 +24,7 @@ def bind(agent: RpcAgent | None) -> None:
 def add(agent: RpcAgent) -> None:
     """Count ``agent`` among those of the process, and make it that of this thread."""
     _agents.append(agent)
+    _known.add(agent)
     bind(agent)
 
 
@@ -29,6 +32,11 @@ def remove(agent: RpcAgent) -> None:
     """Forget ``agent``."""
     _agents.remove(agent)
     bind(None)
+
+
+def known_agents() -> list[RpcAgent]:
+    """The agents of this process, with those that are shut down but still held by something."""
+    return list(_known)
 
 
 def find() -> RpcAgent | None:

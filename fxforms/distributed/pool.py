@@ -11,6 +11,7 @@ from typing import Any
 
 from fxforms.errors import WorkerLostError
 
+PREFIX = "fxforms worker "  # of the names of all threads
 MAX_THREADS = 512
 IDLE = 10.0  # seconds after which a thread without work ends
 
@@ -26,7 +27,7 @@ class Pool:
     """
 
     def __init__(self, name: str, start: Callable[[], None]) -> None:
-        self._name = name
+        self._name = PREFIX + name
         self._start = start
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()

@@ -16,6 +16,7 @@ from fxforms.errors import ArgumentError, RpcTimeoutError
 UNSET_RPC_TIMEOUT = -1.0
 DEFAULT_TIMEOUT = 60.0
 MAX_TIMEOUT = 86_400.0
+RESEND = 10.0  # seconds after which an idempotent request is sent again
 
 Read = Callable[[Message], Any]
 
@@ -31,13 +32,15 @@ class WorkerInfo:
 class Request:
     """A request that is not answered yet, and what its answer ends."""
 
-    __slots__ = ("deadline", "outcome", "read", "timeout", "to")
+    __slots__ = ("deadline", "message", "outcome", "read", "resend", "timeout", "to")
 
     def __init__(
         self, to: WorkerInfo, timeout: float, outcome: Outcome[Any], read: Read | None
     ) -> None:
         self.to, self.timeout, self.outcome, self.read = to, timeout, outcome, read
-        self.deadline = time.monotonic() + timeout
+        now = time.monotonic()
+        self.deadline, self.resend = now + timeout, now + RESEND
+        self.message: Message | None = None  # kept where it may be sent again
 
     def late(self) -> RpcTimeoutError:
         """The error of a request that is not answered in time."""
@@ -87,6 +90,16 @@ class Requests:
         for id, request in list(self._open.items()):
             if to is None or request.to.id == to:
                 self.fail(id, error(request.to))
+
+    def unanswered(self) -> list[tuple[WorkerInfo, Message]]:
+        """The idempotent requests that have waited long enough to be sent again."""
+        now = time.monotonic()
+        found = []
+        for request in list(self._open.values()):
+            if request.message is not None and request.resend < now:
+                request.resend = now + RESEND
+                found.append((request.to, request.message))
+        return found
 
     def late(self) -> list[tuple[int, Request]]:
         """The requests that have run out of time; drops those that are cancelled."""

@@ -111,10 +111,10 @@ class _Joining:
     def meet(self, name: str, size: int) -> list[Any]:
         """Name, address and memory of all workers, when all have joined."""
         memory = self._probe.told() if self.options.shared_memory else (0, -1, "")
-        parts: list[Any] = [name, self.rank, size, self._door.address, list(memory)]
-        seconds = self.options.init_timeout
-        if self.rank == 0:
-            return self._door.meet(*parts, seconds)
+        rank, address, seconds = self.rank, self._door.address, self.options.init_timeout
+        if rank == 0:
+            return self._door.meet(name, rank, size, address, list(memory), seconds)
+        parts = [name, rank, size, address, list(memory)]
         return join(self._channel(self._first), parts, seconds)
 
     def links(self, told: list[Any]) -> list[GrpcLink]:

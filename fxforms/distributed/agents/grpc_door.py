@@ -97,7 +97,7 @@ class Door:
         self._streams: dict[int, Stream] = {}
         self._joined: dict[int, tuple[str, str, Any]] = {}
         self._changed = threading.Condition()
-        self.pool = Pool(f"worker {name!r} server", lambda: None)
+        self.pool = Pool(f"{name!r} server", lambda: None)
         self._server = grpc.server(Executor(self.pool), options=channel_options(options))
         methods = {
             "Join": grpc.unary_unary_rpc_method_handler(self._join),
