@@ -7,6 +7,7 @@ from fxforms.distributed.debug import debug_info
 from fxforms.distributed.engine import backward
 from fxforms.distributed.futures import Future
 from fxforms.distributed.registry import register
+from fxforms.distributed.remote_functions import remote_function
 from fxforms.distributed.requests import WorkerInfo
 from fxforms.distributed.rref import RRef, remote
 
@@ -22,6 +23,7 @@ __all__ = [
     "init_rpc",
     "register",
     "remote",
+    "remote_function",
     "rpc_async",
     "rpc_sync",
     "shutdown",

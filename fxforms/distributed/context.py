@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 import torch
 
-from fxforms.distributed.agent import Origin, RpcAgent, WorkerInfo, prepare
+from fxforms.distributed.agent import Origin, RpcAgent, prepare
 from fxforms.distributed.autograd_commands import (
     CleanupAutogradContextReq,
     CleanupAutogradContextResp,
@@ -20,6 +20,7 @@ from fxforms.distributed.current import current_agent
 from fxforms.distributed.functions import SendRpcBackward
 from fxforms.distributed.message import MessageType
 from fxforms.distributed.passes import Passes
+from fxforms.distributed.requests import WorkerInfo
 from fxforms.errors import ArgumentError, RpcError
 
 _REMEMBERED = 4096  # ids of released contexts that are kept, so that none comes to life again

@@ -36,6 +36,7 @@ from fxforms.distributed.callback import handles
 from fxforms.distributed.calls import ask_command, call_command, send_command
 from fxforms.distributed.context import AutogradContext, contexts_of
 from fxforms.distributed.current import current_agent
+from fxforms.distributed.functions import NO_CONTEXT
 from fxforms.distributed.futures import Future
 from fxforms.distributed.message import MessageType
 from fxforms.distributed.passes import BackwardPass, Fired
@@ -87,7 +88,7 @@ class _Run:
         """Have these workers go on with what they hold."""
         here = self._agent.info.id
         requests = [w for w in workers if w != here]
-        fired = []
+        fired: list[Fired] = []
         if here in workers:
             fired, change = self.local.resume(self._retain)
             self._note({here: change})
@@ -100,12 +101,17 @@ class _Run:
 
     def _answered(self, fired: Fired) -> bool:
         """Put what is for the asking worker into the answer to it."""
-        if fired.source.worker != self._asker:
+        if (fired.source.worker, fired.source.context_id) != (self._asker, self._context_id):
             return False
         self.answers.append([fired.source.message_id, dense(fired.grads)])
         return True
 
     def _request(self, fired: Fired) -> PropagateGradientsReq:
+        if fired.source.context_id != self._context_id:
+            raise GradientError(
+                f"backward(context_id={self._context_id}): the loss depends on a call that was "
+                f"made in {_named(fired.source.context_id)}. Make all calls in one context."
+            )
         message_id, grads = fired.source.message_id, dense(fired.grads)
         return PropagateGradientsReq(
             self._context_id, self._pass_id, message_id, grads, self._retain
@@ -127,6 +133,10 @@ class _Run:
                 self.waiting[worker] = self.waiting.get(worker, 0) + change
                 if not self.waiting[worker]:
                     del self.waiting[worker]
+
+
+def _named(context_id: int) -> str:
+    return "no context" if context_id == NO_CONTEXT else f"context {context_id}"
 
 
 def dense(grads: list[torch.Tensor | None]) -> list[torch.Tensor | None]:

@@ -11,6 +11,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from fxforms.errors import GradientError
 
+NO_CONTEXT = -1  # the context id of a call that is recorded nowhere
+
 
 class SendRpcBackward:
     """Where the gradients of tensors that were sent enter the graph of this worker.
@@ -60,6 +62,12 @@ class RecvRpcBackward(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> NoReturn:
         """Called by plain autograd alone."""
         source = ctx.source
+        if source.context_id == NO_CONTEXT:
+            raise GradientError(
+                f"A backward pass reached a tensor that came from worker {source.worker} by a call "
+                "outside of a distributed autograd context, and which needs a gradient there. Make "
+                "the call and the backward pass inside fxforms.distributed.context()."
+            )
         raise GradientError(
             f"A backward pass of plain autograd reached a tensor that came from worker "
             f"{source.worker} in the distributed autograd context {source.context_id}, and goes no "
@@ -68,7 +76,7 @@ class RecvRpcBackward(torch.autograd.Function):
         )
 
 
-RECV: type = RecvRpcBackward._backward_cls  # type: ignore[attr-defined]
+RECV: Any = RecvRpcBackward._backward_cls
 _NEEDS_GRADIENT = torch.empty(0, requires_grad=True)
 
 

@@ -19,7 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from fxforms.distributed.functions import RECV
 
 Edge = tuple[Any, int]  # a node, and which of its gradients
-LEAF: type = type(get_gradient_edge(torch.empty(0, requires_grad=True)).node)
+LEAF: Any = type(get_gradient_edge(torch.empty(0, requires_grad=True)).node)
 
 
 class Plan:
@@ -37,8 +37,8 @@ class Plan:
         self.ends: dict[int, list[Edge]] = {}
         waiting = _count(edge.node for edges in sources for edge in edges)
         for index, edges in enumerate(sources):
-            for edge in edges:
-                self.part_of[edge.node] = self.part_of.get(edge.node, 0) | 1 << index
+            for start in edges:
+                self.part_of[start.node] = self.part_of.get(start.node, 0) | 1 << index
         ready = [node for node, count in waiting.items() if not count]
         found: dict[int, dict[Edge, None]] = {}
         order = []

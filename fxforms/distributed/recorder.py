@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from fxforms.distributed.agent import Origin, RpcAgent, WorkerInfo
+from fxforms import _substrate as substrate
+from fxforms.distributed.agent import Origin, RpcAgent
 from fxforms.distributed.autograd_commands import RpcWithAutograd
-from fxforms.distributed.callback import handles, run
+from fxforms.distributed.callback import answer, handles
 from fxforms.distributed.calls import intercept
 from fxforms.distributed.context import AutogradContext, contexts_of, current_context, recording
 from fxforms.distributed.current import current_agent
-from fxforms.distributed.functions import SendRpcBackward, Source, attach_recv
+from fxforms.distributed.functions import NO_CONTEXT, SendRpcBackward, Source, attach_recv
 from fxforms.distributed.message import Message, MessageType
+from fxforms.distributed.requests import WorkerInfo
+from fxforms.errors import UnsupportedError
 
 
 def _with_send(agent: RpcAgent, context: AutogradContext, message: Message) -> RpcWithAutograd:
@@ -32,14 +35,45 @@ def _receive(command: RpcWithAutograd, sender: WorkerInfo) -> Message:
     return message
 
 
+def _marked(message: Message) -> RpcWithAutograd:
+    """``message`` of a call outside of a context, with the tensors that need a gradient named.
+
+    What they become on the other side raises when a backward pass comes there.
+    """
+    positions = [i for i, x in enumerate(message.tensors) if x.requires_grad]
+    return RpcWithAutograd(message, NO_CONTEXT, 0, positions)
+
+
+def _without_context(message: Message) -> Message:
+    """The request of a call outside of a context; an operator captures nothing."""
+    marked = _marked(message)
+    if not marked.requires_grad and message.type is MessageType.SCRIPT_CALL:
+        return message
+    return marked.to_message()
+
+
+def _refuse_levels(message: Message) -> None:
+    """Raise UnsupportedError if a tensor belongs to a transform that is active."""
+    if any(substrate.level_of(x) >= 0 for x in message.tensors):
+        raise UnsupportedError(
+            "remote() was called inside a transform with a tensor of it, and a value that stays on "
+            "a worker has no part in the transform. Call the function by rpc_sync or by "
+            "fxforms.distributed.remote_function, which every transform takes."
+        )
+
+
 class _Recorder:
     """The caller's side."""
 
     def outgoing(self, to: WorkerInfo, message: Message) -> Message:
         """The request with its autograd metadata, if this thread records."""
-        context = current_context()
-        if context is None or not torch.is_grad_enabled():
+        if substrate.transforms_active():
+            _refuse_levels(message)
+        if not torch.is_grad_enabled():
             return message
+        context = current_context()
+        if context is None:
+            return _without_context(message)
         context.known.add(to.id)
         return _with_send(current_agent(), context, message).to_message()
 
@@ -58,10 +92,12 @@ class _Recorder:
 
 @handles(MessageType.FORWARD_AUTOGRAD_REQ)
 def _forward(command: RpcWithAutograd, origin: Origin) -> RpcWithAutograd:
+    message = _receive(command, origin.sender)
+    if command.context_id == NO_CONTEXT:
+        return _marked(answer(message, origin))
     context = contexts_of(origin.agent).enter(command.context_id)
     with recording(context):
-        answer = run(_receive(command, origin.sender), origin)
-        return _with_send(origin.agent, context, answer.to_message())
+        return _with_send(origin.agent, context, answer(message, origin))
 
 
 intercept(_Recorder())
