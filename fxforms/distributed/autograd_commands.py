@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import torch
@@ -23,18 +23,20 @@ class RpcWithAutograd(RpcCommandBase):
         context_id: the autograd context of the call.
         message_id: pairs the send function of one side with the recv function of the other.
         requires_grad: the positions, among the tensors of ``wrapped``, of those that need one.
+        released: contexts that the receiver may drop, so that this takes no message of its own.
     """
 
     wrapped: Message
     context_id: int
     message_id: int
     requires_grad: list[int]
-    kinds: ClassVar[tuple[Kind, ...]] = (int, int, list, int, bytes)
+    released: list[int] = field(default_factory=list)
+    kinds: ClassVar[tuple[Kind, ...]] = (int, int, list, list, int, bytes)
 
     def to_message(self) -> Message:
         """This command as a message, whose tensors are those of the wrapped one."""
         inner = self.wrapped
-        parts = [self.context_id, self.message_id, self.requires_grad]
+        parts = [self.context_id, self.message_id, self.requires_grad, self.released]
         payload, _ = pack([*parts, int(inner.type), inner.payload])
         return Message(payload, inner.tensors, _WRAPPERS[inner.is_request])
 

@@ -23,6 +23,7 @@ from fxforms.distributed.passes import Passes
 from fxforms.distributed.requests import WorkerInfo
 from fxforms.errors import ArgumentError, RpcError
 
+_PATIENCE = 0.005  # seconds that a release waits for a call to go with
 _REMEMBERED = 4096  # ids of released contexts that are kept, so that none comes to life again
 
 
@@ -60,6 +61,8 @@ class Contexts:
         self._lock = threading.Lock()
         self._alive: dict[int, AutogradContext] = {}
         self._released: OrderedDict[int, None] = OrderedDict()
+        self._untold: dict[int, list[int]] = {}
+        self._some = threading.Event()
 
     def __len__(self) -> int:
         return len(self._alive)
@@ -90,7 +93,10 @@ class Contexts:
         return self.get(id)
 
     def release(self, id: int, sender: int) -> None:
-        """Forget the context, and have the workers called in it do so; none is waited for."""
+        """Forget the context, and have the workers called in it do so; none is waited for.
+
+        They are told by the next call to them, or soon by `tell_released`.
+        """
         with self._lock:
             self._released[id] = None
             if len(self._released) > _REMEMBERED:
@@ -98,10 +104,38 @@ class Contexts:
             context = self._alive.pop(id, None)
         if context is None:
             return
-        for other in context.known - {sender, self._agent.info.id, *self._agent.lost}:
-            with suppress(RpcError):  # one that ends has no contexts
-                command = CleanupAutogradContextReq(id)
-                send_command(self._agent, self._agent.worker(other), command)
+        for other in context.known - {sender, self._agent.info.id}:
+            self.untold(other, [id])
+
+    def untold(self, worker: int, ids: list[int]) -> None:
+        """Note that ``worker`` must still be told that these are released."""
+        with self._lock:
+            self._untold.setdefault(worker, []).extend(ids)
+        self._some.set()
+
+    def take_untold(self, worker: int) -> list[int]:
+        """The released contexts that a message to ``worker``, made now, must name."""
+        if worker not in self._untold:
+            return []
+        with self._lock:
+            return self._untold.pop(worker, [])
+
+    def tell_released(self) -> None:
+        """Tell workers that are not called any more, until the agent is shut down."""
+        agent = self._agent
+        while not agent.closed.is_set():
+            self._some.wait()
+            agent.closed.wait(_PATIENCE)
+            self._some.clear()
+            for worker in list(self._untold):
+                for id in self.take_untold(worker):
+                    with suppress(RpcError):  # one that is gone has no contexts
+                        send_command(agent, agent.worker(worker), CleanupAutogradContextReq(id))
+
+    def close(self) -> None:
+        """Forget everything; the agent is shut down."""
+        self._alive.clear()
+        self._some.set()
 
     def forget_send(self, id: int, message_id: int) -> None:
         """Drop a send function of a call that failed."""
@@ -139,7 +173,8 @@ def recording(context: AutogradContext | None) -> Iterator[None]:
 def _prepare(agent: RpcAgent) -> None:
     contexts = agent.state["autograd"] = Contexts(agent)
     agent.on_lost.append(contexts.drop_those_of)
-    agent.on_closed.append(contexts._alive.clear)
+    agent.on_closed.append(contexts.close)
+    agent.pool.submit(contexts.tell_released)
 
 
 def contexts_of(agent: RpcAgent) -> Contexts:

@@ -74,8 +74,11 @@ class _Recorder:
         context = current_context()
         if context is None:
             return _without_context(message)
+        agent = current_agent()
         context.known.add(to.id)
-        return _with_send(current_agent(), context, message).to_message()
+        command = _with_send(agent, context, message)
+        command.released = contexts_of(agent).take_untold(to.id)
+        return command.to_message()
 
     def incoming(self, sender: WorkerInfo, message: Message) -> Message:
         """The response without its metadata."""
@@ -87,7 +90,10 @@ class _Recorder:
         """No gradient will come for what was sent."""
         if request.type is MessageType.FORWARD_AUTOGRAD_REQ:
             command = RpcWithAutograd.from_message(request)
-            contexts_of(current_agent()).forget_send(command.context_id, command.message_id)
+            contexts = contexts_of(current_agent())
+            contexts.forget_send(command.context_id, command.message_id)
+            if command.released:
+                contexts.untold(to.id, command.released)
 
 
 @handles(MessageType.FORWARD_AUTOGRAD_REQ)
@@ -95,7 +101,10 @@ def _forward(command: RpcWithAutograd, origin: Origin) -> RpcWithAutograd:
     message = _receive(command, origin.sender)
     if command.context_id == NO_CONTEXT:
         return _marked(answer(message, origin))
-    context = contexts_of(origin.agent).enter(command.context_id)
+    contexts = contexts_of(origin.agent)
+    for id in command.released:
+        contexts.release(id, origin.sender.id)
+    context = contexts.enter(command.context_id)
     with recording(context):
         return _with_send(origin.agent, context, answer(message, origin))
 
