@@ -54,7 +54,7 @@ def run(message: Message, origin: Origin) -> RpcCommandBase:
 
 def answer(message: Message, origin: Origin) -> Message:
     """The message that answers a request; raises what its handler raises."""
-    return pack_for(origin.sender, run(message, origin))[0]
+    return pack_for(origin.agent, origin.sender, run(message, origin))[0]
 
 
 def respond(origin: Origin, message: Message) -> Message:

@@ -106,7 +106,7 @@ def call(
     agent: RpcAgent, to: WorkerInfo, command: RpcCommandBase, timeout: float | None
 ) -> RpcCommandBase:
     """Send a call of a user's function past the interceptors, and wait for the answer."""
-    packed, forks = pack_for(to, command)
+    packed, forks = pack_for(agent, to, command)
     message = _outgoing(to, packed)
     try:
         response = agent.ask(to, message, timeout)
@@ -124,7 +124,7 @@ def call_async(
     read: Callable[[RpcCommandBase], Any],
 ) -> Future[Any]:
     """Send a call of a user's function past the interceptors; the future of ``read(answer)``."""
-    packed, forks = pack_for(to, command)
+    packed, forks = pack_for(agent, to, command)
     message = _outgoing(to, packed)
 
     def answer(response: Message) -> Any:

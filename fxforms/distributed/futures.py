@@ -96,6 +96,10 @@ class Waiter(Generic[_T]):
 
     def value(self) -> _T:
         """The value, or raises the error."""
-        if self._error is not None:
-            raise self._error
-        return self._value
+        error, self._error = self._error, None
+        if error is None:
+            return self._value
+        try:
+            raise error
+        finally:
+            del error  # the traceback would keep this frame, and with it itself

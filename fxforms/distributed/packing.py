@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from fxforms.distributed.agent import RpcAgent
 from fxforms.distributed.commands import RpcCommandBase
 from fxforms.distributed.message import Message
 from fxforms.distributed.requests import WorkerInfo
@@ -19,11 +20,16 @@ class _Packing(threading.local):
 _packing = _Packing()
 
 
-def pack_for(to: WorkerInfo, command: RpcCommandBase) -> tuple[Message, list[int]]:
+def pack_for(agent: RpcAgent, to: WorkerInfo, command: RpcCommandBase) -> tuple[Message, list[int]]:
     """The message of ``command`` for worker ``to``, and the forks that RRefs in it made."""
-    _packing.to, _packing.forks = to, []
+    forks = _packing.forks = []
+    _packing.to = to
     try:
-        return command.to_message(), _packing.forks
+        return command.to_message(), forks
+    except BaseException:
+        for callback in agent.on_unsent:
+            callback(forks)
+        raise
     finally:
         _packing.to = None
 

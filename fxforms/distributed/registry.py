@@ -104,7 +104,7 @@ def operator(name: str) -> Callable[..., Any]:
     if space != "aten" or not _allowed(short):
         raise ArgumentError(f"{name} is not a built-in operator that a worker runs for another.")
     found: Callable[..., Any] = getattr(torch, short)  # takes what a local call takes
-    return found if isinstance(found, _BUILTIN) else getattr(torch.ops.aten, short)  # type: ignore[no-any-return]
+    return found if isinstance(found, _BUILTIN) else getattr(torch.ops.aten, short)
 
 
 _BUILTIN = (type(torch.add), type(len))
