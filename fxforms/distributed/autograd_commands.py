@@ -31,22 +31,32 @@ class RpcWithAutograd(RpcCommandBase):
     message_id: int
     requires_grad: list[int]
     released: list[int] = field(default_factory=list)
-    kinds: ClassVar[tuple[Kind, ...]] = (int, int, list, list, int, bytes)
+    kinds: ClassVar[tuple[Kind, ...]] = (int, int, int, list, list, bytes)
 
     def to_message(self) -> Message:
         """This command as a message, whose tensors are those of the wrapped one."""
         inner = self.wrapped
         parts = [self.context_id, self.message_id, self.requires_grad, self.released]
-        payload, _ = pack([*parts, int(inner.type), inner.payload])
+        payload, _ = pack([int(inner.type), *parts, inner.payload])
         return Message(payload, inner.tensors, _WRAPPERS[inner.is_request])
 
     @classmethod
     def _from_parts(cls, values: list[Any], message: Message) -> Self:
-        *metadata, number, payload = values
+        number, *metadata, payload = values
         inner = Message(payload, message.tensors, MessageType(number), message.id)
         if _WRAPPERS[inner.is_request] is not message.type or inner.type in _WRAPPERS:
             raise MessageError(f"A {message.type.name} message wraps {inner.type.name}.")
         return cls(inner, *metadata)
+
+
+def wrapped_type(message: Message) -> int:
+    """The type of the message that ``message`` wraps, at no cost; of any other, its own.
+
+    It follows the head of the list in the payload.
+    """
+    if message.type not in _WRAPPERS:
+        return message.type
+    return int.from_bytes(message.payload[1:2])
 
 
 _WRAPPERS = (MessageType.FORWARD_AUTOGRAD_RESP, MessageType.FORWARD_AUTOGRAD_REQ)

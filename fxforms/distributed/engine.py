@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from torch.autograd.graph import get_gradient_edge
 
 from fxforms.distributed.agent import Origin, RpcAgent
 from fxforms.distributed.autograd_commands import (
@@ -36,7 +35,7 @@ from fxforms.distributed.callback import handles
 from fxforms.distributed.calls import ask_command, call_command, send_command
 from fxforms.distributed.context import AutogradContext, contexts_of
 from fxforms.distributed.current import current_agent
-from fxforms.distributed.functions import NO_CONTEXT
+from fxforms.distributed.functions import NO_CONTEXT, edge_of
 from fxforms.distributed.futures import Future
 from fxforms.distributed.message import MessageType
 from fxforms.distributed.passes import BackwardPass, Fired
@@ -216,7 +215,7 @@ def backward(
     for index, root in enumerate(roots):
         _check_root(root, index)
     pass_id = agent.new_id()
-    context.passes.get(pass_id, [get_gradient_edge(root) for root in roots])
+    context.passes.get(pass_id, [edge_of(root) for root in roots])
     run = _Run(agent, context, pass_id, _NOBODY, retain_graph)
     run.go(*run.local.begin([torch.ones_like(root) for root in roots], retain_graph))
     if run.waiting:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from fxforms import _substrate as substrate
 from fxforms.errors import GradientError
 
 NO_CONTEXT = -1  # the context id of a call that is recorded nowhere
@@ -26,7 +27,22 @@ class SendRpcBackward:
 
     def __init__(self, message_id: int, tensors: Sequence[torch.Tensor]) -> None:
         self.message_id = message_id
-        self.edges: list[GradientEdge] = [get_gradient_edge(x) for x in tensors]
+        self.edges: list[GradientEdge] = [edge_of(x) for x in tensors]
+
+
+def edge_of(tensor: torch.Tensor) -> GradientEdge:
+    """Where a gradient of ``tensor`` enters the graph; it owns the graph.
+
+    As torch's own, which takes its time to treat every node as one written in Python.
+    """
+    node: Any = tensor.grad_fn
+    if node is None:
+        with torch.enable_grad():
+            view: Any = tensor.view_as(tensor).grad_fn
+        return GradientEdge(view.next_functions[0][0], 0)
+    if isinstance(node, torch.autograd.function.BackwardCFunction):
+        return get_gradient_edge(tensor)
+    return GradientEdge(node, tensor.output_nr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +93,7 @@ class RecvRpcBackward(torch.autograd.Function):
 
 
 RECV: Any = RecvRpcBackward._backward_cls
+_apply = substrate.autograd_apply(RecvRpcBackward)
 _NEEDS_GRADIENT = torch.empty(0, requires_grad=True)
 
 
@@ -87,7 +104,6 @@ def attach_recv(
     chosen = [tensors[i] for i in positions]
     if not chosen:
         return tuple(tensors)
-    apply: Any = RecvRpcBackward.apply
     with torch.enable_grad():
-        received = dict(zip(positions, apply(source, chosen, _NEEDS_GRADIENT)))
+        received = dict(zip(positions, _apply(source, chosen, _NEEDS_GRADIENT)))
     return tuple([received.get(i, x) for i, x in enumerate(tensors)])

@@ -110,7 +110,7 @@ class BackwardPass:
     def _run(self, part: int, retain: bool) -> list[Fired]:
         held = self._held.pop(part)
         starts = {edge: grad for edge, grad in held.items() if not is_end(edge[0])}
-        ends = self.plan.ends[part]
+        ends = self.plan.ends.get(part)
         if starts and ends:
             outputs: Any = [GradientEdge(*edge) for edge in starts]
             inputs: Any = [GradientEdge(*edge) for edge in ends]

@@ -20,6 +20,7 @@ from fxforms.distributed.functions import RECV
 
 Edge = tuple[Any, int]  # a node, and which of its gradients
 LEAF: Any = type(get_gradient_edge(torch.empty(0, requires_grad=True)).node)
+_ENDS = (RECV, LEAF)
 
 
 class Plan:
@@ -34,41 +35,43 @@ class Plan:
     def __init__(self, sources: Sequence[Sequence[GradientEdge]]) -> None:
         self._sources = sources  # they own the graph
         self.part_of: dict[Any, int] = {}
-        self.ends: dict[int, list[Edge]] = {}
         waiting = _count(edge.node for edges in sources for edge in edges)
-        for index, edges in enumerate(sources):
-            for start in edges:
+        for index, starts in enumerate(sources):
+            for start in starts:
                 self.part_of[start.node] = self.part_of.get(start.node, 0) | 1 << index
         ready = [node for node, count in waiting.items() if not count]
-        found: dict[int, dict[Edge, None]] = {}
         order = []
         while ready:  # sources first
             node = ready.pop()
-            order.append(node)
-            for below, _ in following(node):
+            if is_end(node):
+                continue
+            edges = following(node)
+            order.append((node, edges))
+            for below, _ in edges:
                 self.part_of[below] = self.part_of.get(below, 0) | self.part_of[node]
                 waiting[below] -= 1
                 if not waiting[below]:
                     ready.append(below)
-        for node in order:
+        found: dict[int, dict[Edge, None]] = {}
+        for node, edges in order:
             part = self.part_of[node]
             ends = found.setdefault(part, {})
-            for edge in following(node):
+            for edge in edges:
                 if is_end(edge[0]) or self.part_of[edge[0]] != part:
                     ends[edge] = None
-        self.ends = {part: list(edges) for part, edges in found.items()}
+        self.ends = {part: list(ends) for part, ends in found.items()}
 
 
 def following(node: Any) -> list[Edge]:
     """The edges from ``node`` on, none from an end of the graph of this worker."""
-    if type(node) is RECV:
+    if is_end(node):
         return []
     return [edge for edge in node.next_functions if edge[0] is not None]
 
 
 def is_end(node: Any) -> bool:
     """True for a leaf tensor's node and for a recv function."""
-    return type(node) is RECV or type(node) is LEAF
+    return type(node) in _ENDS
 
 
 def _count(roots: Iterable[Any]) -> dict[Any, int]:

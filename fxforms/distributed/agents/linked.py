@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from fxforms.distributed.agent import RpcAgent
+from fxforms.distributed.autograd_commands import wrapped_type
 from fxforms.distributed.message import Message, MessageType
 from fxforms.distributed.requests import WorkerInfo
 from fxforms.errors import MessageError, WorkerLostError
@@ -51,52 +52,108 @@ class Link(Protocol):
         """End the connection: `receive` raises, on both ends."""
 
 
+# What is mostly answered in less time than it takes to wake a thread.
+_SHORT = frozenset(
+    {
+        MessageType.SCRIPT_CALL,
+        MessageType.BACKWARD_AUTOGRAD_REQ,
+        MessageType.CLEANUP_AUTOGRAD_CONTEXT_REQ,
+    }
+)
+_PATIENCE = 0.01  # seconds that a short request may keep its link from receiving
+
+
+class _Turn:
+    """The right to receive from a link, of a thread that answers a request from it meanwhile."""
+
+    def __init__(self, pass_on: Callable[[], None]) -> None:
+        self._pass_on = pass_on
+        self._lock = threading.Lock()
+        self._since = time.monotonic()
+        self.passed = False
+
+    def end(self) -> None:
+        """Have another thread receive, once."""
+        with self._lock, suppress(WorkerLostError):  # the agent ends, or has no thread left
+            if not self.passed:
+                self._pass_on()
+                self.passed = True
+
+    def end_if_long(self) -> None:
+        """Have another thread receive, if the request takes long."""
+        if time.monotonic() - self._since > _PATIENCE:
+            self.end()
+
+
 class LinkedAgent(RpcAgent):
     """A worker that is a process, with one link to each other.
 
-    Whoever receives a request answers it in that thread, after it has woken another to receive the
-    next, so that an answer never waits for a thread and a handler may wait for other workers.
+    Whoever receives a request answers it in that thread, so that an answer never waits for one.
+    Another thread receives the next: at once, or, where the answer should be short, when it takes
+    long or is about to wait for another worker.
     """
 
     def connect(self, links: Iterable[Link]) -> None:
         """Receive from ``links``, one to each other worker."""
         self._links = {link.peer.id: link for link in links}
         self._ended = threading.Semaphore(0)
+        self._thread = threading.local()
+        self._turns: dict[int, _Turn] = {}
+        self.on_tick.append(self._end_long_turns)
         for link in self._links.values():
             self.pool.submit(self._receive, link)
 
     def _transmit(self, to: WorkerInfo, message: Message, timeout: float) -> None:
-        # A thread that asks has a timeout, and one that runs operators receives too; the thread of
-        # a handler has nothing left to do.
-        handler = message.is_response and message.type is not MessageType.SCRIPT_RET
+        # A thread that asks has a timeout, and one that has its turn must go on to receive; any
+        # other that answers has nothing left to do.
+        turn = getattr(self._thread, "turn", None)
+        free = message.is_response and (turn is None or turn.passed)
         try:
-            self._links[to.id].send(message, None if handler else self.pool.submit)
+            self._links[to.id].send(message, None if free else self.pool.submit)
         except Cut as cut:
             raise WorkerLostError(f"Worker {to.name!r} is lost: {cut}") from None
 
     def _receive(self, link: Link) -> None:
-        """Take messages of one peer until there is a request to answer, or the link ends.
-
-        A built-in operator waits for nobody, so this thread runs it and goes on. For any other
-        request another thread receives on, as its handler may wait for what this peer sends next.
-        """
+        """Take messages of one peer until another thread does, or the link ends."""
         while True:
             try:
                 message = link.receive()
                 if message is None:
                     continue
-                handed = message.is_request and message.type is not MessageType.SCRIPT_CALL
-                if handed:
+                short = message.is_response or wrapped_type(message) in _SHORT
+                if not short:
                     self.pool.submit(self._receive, link)
             except (Cut, MessageError, WorkerLostError) as error:
                 self._end(link, str(error))
                 return
             if message.is_response:
                 self._requests.complete(link.peer, message)
-                continue
-            self._serve(link.peer, message)
-            if handed:
+            elif not short:
+                self._serve(link.peer, message)
                 return
+            elif self._serve_in_turn(link, message):
+                return
+
+    def _serve_in_turn(self, link: Link, message: Message) -> bool:
+        """Answer a request; True if another thread receives from the link by then."""
+        turn = _Turn(lambda: self.pool.submit(self._receive, link))
+        self._thread.turn = self._turns[link.peer.id] = turn
+        try:
+            self._serve(link.peer, message)
+            return turn.passed
+        finally:
+            self._thread.turn = None
+            if self._turns.get(link.peer.id) is turn:
+                del self._turns[link.peer.id]
+
+    def _before_waiting(self) -> None:
+        turn = getattr(self._thread, "turn", None)
+        if turn is not None:
+            turn.end()
+
+    def _end_long_turns(self) -> None:
+        for turn in list(self._turns.values()):
+            turn.end_if_long()
 
     def _end(self, link: Link, reason: str) -> None:
         link.cut()
