@@ -174,6 +174,7 @@ def _prepare(agent: RpcAgent) -> None:
     contexts = agent.state["autograd"] = Contexts(agent)
     agent.on_lost.append(contexts.drop_those_of)
     agent.on_closed.append(contexts.close)
+    agent.counts.append(lambda: {"contexts": len(contexts)})
     agent.pool.submit(contexts.tell_released)
 
 

@@ -81,6 +81,7 @@ def _prepare(agent: RpcAgent) -> None:
     agent.on_lost.append(residuals.drop_those_of)
     agent.on_closed.append(residuals.kept.clear)
     agent.on_closed.append(lambda: releases.dead.put(None))
+    agent.counts.append(lambda: {"residuals": len(residuals.kept)})
     agent.pool.submit(releases.send)
 
 
