@@ -113,6 +113,20 @@ def sleep(seconds: float) -> str:
 
 
 @register
+def sleep_on(worker: str, seconds: float) -> Any:
+    return distributed.rpc_sync(worker, sleep, (seconds,))
+
+
+@register
+def keep(value: Any) -> None:
+    """Hold ``value`` as long as this process lives."""
+    KEPT.append(value)
+
+
+KEPT: list[Any] = []
+
+
+@register
 def unsendable() -> Any:
     return threading.Lock()
 

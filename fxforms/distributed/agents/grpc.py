@@ -7,6 +7,7 @@ has signed is trusted to be the one that it says it is.
 from __future__ import annotations
 
 import queue
+import time
 from typing import Any
 
 import grpc
@@ -22,7 +23,8 @@ from fxforms.distributed.options import Options, master
 from fxforms.distributed.requests import WorkerInfo
 from fxforms.errors import MessageError
 
-_WHOLE, _REFERENCE = b"\0", b"\1"  # how a message on the stream begins
+_WHOLE, _REFERENCE, _BEAT = b"\0", b"\1", b"\2"  # how what is on the stream begins
+_SILENT = "nothing was heard of it for too long."
 _SMALL = 1 << 14  # bytes that go through the stream in any case
 
 
@@ -33,6 +35,8 @@ class GrpcLink:
         self.peer = peer
         self._stream, self._limit = stream, limit
         self._shared = SharedFrames(memory, limit) if memory else None
+        self.heard = time.monotonic()
+        self.silent = False
 
     def send(self, message: Message, run: Run | None) -> None:
         """Send ``message``, large tensors through shared memory where there is some."""
@@ -55,11 +59,23 @@ class GrpcLink:
         except StopIteration:
             raise Cut("it was shut down.") from None
         except grpc.RpcError as error:
-            raise Cut(f"its stream ended; the process may have died. {_details(error)}") from None
+            reason = f"its stream ended; the process may have died. {_details(error)}"
+            raise Cut(_SILENT if self.silent else reason) from None
+        self.heard = time.monotonic()
+        if data == _BEAT:
+            return None
         body = memoryview(data)[1:]
         if data[:1] == _REFERENCE and self._shared:
             return self._shared.read(body)
         return decode(body, self._limit)
+
+    def beat(self, silence: float) -> None:
+        """Tell the peer that this worker lives; end the stream if it said nothing for so long."""
+        if self._stream.outgoing.empty():
+            self._stream.outgoing.put(_BEAT)
+        if time.monotonic() - self.heard > silence:
+            self.silent = True
+            self._stream.cancel()
 
     def bye(self) -> None:
         """Tell the peer that this worker leaves."""
@@ -85,6 +101,12 @@ class GrpcAgent(LinkedAgent):
         """Receive from ``links``; what joining took is given back when this agent ends."""
         self._joining = joined
         self.connect(links)
+        self.pool.submit(self._beat, links, joined.options.silence)
+
+    def _beat(self, links: list[GrpcLink], silence: float) -> None:
+        while not self.closed.wait(silence / 4):
+            for link in links:
+                link.beat(silence)
 
     def _close(self) -> None:
         super()._close()

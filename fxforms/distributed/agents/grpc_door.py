@@ -27,18 +27,11 @@ Context = Any  # grpc.ServicerContext; grpcio has no annotations
 
 
 def channel_options(options: Options) -> list[tuple[str, int]]:
-    """The settings of both ends: sizes, and how soon a peer that says nothing is noticed."""
+    """The settings of both ends."""
     limit = min(options.max_message_bytes, _MAX_INT)
-    half = max(1000, int(500 * options.silence))
     return [
         ("grpc.max_receive_message_length", limit),
         ("grpc.max_send_message_length", limit),
-        ("grpc.keepalive_time_ms", half),
-        ("grpc.keepalive_timeout_ms", half),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.http2.min_ping_interval_without_data_ms", half // 2),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", half // 2),
         ("grpc.so_reuseport", 0),
         ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),
@@ -178,7 +171,10 @@ class Door:
             self._changed.notify_all()
             if not self._changed.wait_for(lambda: len(self._joined) == self._size, seconds):
                 self._joined.pop(rank, None)
-                raise RpcTimeoutError(f"only {len(self._joined) + 1} of {size} workers joined")
+                raise RpcTimeoutError(
+                    f"init_rpc({name!r}): {len(self._joined) + 1} of {size} workers joined within "
+                    f"{seconds:.3g} s. Is each started, with this MASTER_ADDR and MASTER_PORT?"
+                )
             return [self._joined[rank] for rank in range(size)]
 
     def _join(self, data: bytes, context: Context) -> bytes:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Protocol
 
 from fxforms.distributed.agent import RpcAgent
@@ -93,6 +94,8 @@ class LinkedAgent(RpcAgent):
     long or is about to wait for another worker.
     """
 
+    _links: Mapping[int, Link] = MappingProxyType({})  # none where joining failed
+
     def connect(self, links: Iterable[Link]) -> None:
         """Receive from ``links``, one to each other worker."""
         self._links = {link.peer.id: link for link in links}
@@ -161,7 +164,7 @@ class LinkedAgent(RpcAgent):
         self._ended.release()
 
     def _close(self) -> None:
-        links = list(getattr(self, "_links", {}).values())  # none where joining failed
+        links = list(self._links.values())
         for link in links:
             with suppress(Cut):
                 link.bye()
@@ -170,3 +173,4 @@ class LinkedAgent(RpcAgent):
             self._ended.acquire(timeout=max(0.0, end - time.monotonic()))
         for link in links:
             link.cut()
+        self._links = {}

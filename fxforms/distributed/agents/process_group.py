@@ -31,7 +31,7 @@ class ProcessGroupAgent(LinkedAgent):
 
         ``memory`` has the process number of each worker that shares memory with this one.
         """
-        self._store = store  # lives as long as the worker that serves it
+        self._store: TCPStore | None = store  # lives as long as the worker that serves it
         gloo = gloo_pair.device(options.host)
         others = [worker for worker in self.workers if worker.id != self.info.id]
         links = [
@@ -40,6 +40,10 @@ class ProcessGroupAgent(LinkedAgent):
         ]
         self.connect(links)
         self.pool.submit(self._beat, links, options.silence / 4)
+
+    def _close(self) -> None:
+        super()._close()
+        self._store = None  # frees the port
 
     def _beat(self, links: list[GlooLink], period: float) -> None:
         """Tell the peers now and then that this worker lives."""
