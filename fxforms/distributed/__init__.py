@@ -6,12 +6,15 @@ from fxforms.distributed.context import context, get_gradients
 from fxforms.distributed.debug import debug_info
 from fxforms.distributed.engine import backward
 from fxforms.distributed.futures import Future
+from fxforms.distributed.optim import DistributedOptimizer
 from fxforms.distributed.registry import register
 from fxforms.distributed.remote_functions import remote_function
 from fxforms.distributed.requests import WorkerInfo
 from fxforms.distributed.rref import RRef, remote
+from fxforms.distributed.sharded import sharded_vmap
 
 __all__ = [
+    "DistributedOptimizer",
     "Future",
     "RRef",
     "WorkerInfo",
@@ -26,5 +29,6 @@ __all__ = [
     "remote_function",
     "rpc_async",
     "rpc_sync",
+    "sharded_vmap",
     "shutdown",
 ]

@@ -92,6 +92,14 @@ class Contexts:
                 return self._alive.setdefault(id, AutogradContext(id))
         return self.get(id)
 
+    def gradients(self, id: int) -> dict[torch.Tensor, torch.Tensor]:
+        """What has accumulated here; nothing where no call or gradient has come to this worker."""
+        found = self._alive.get(id)
+        if found is None:
+            return {}
+        with found.lock:
+            return dict(found.grads)
+
     def release(self, id: int, sender: int) -> None:
         """Forget the context, and have the workers called in it do so; none is waited for.
 

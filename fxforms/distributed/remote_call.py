@@ -12,38 +12,26 @@ from typing import Any
 import torch
 
 from fxforms.distributed import remote_nodes
-from fxforms.distributed.calls import call, call_command
 from fxforms.distributed.context import current_context
-from fxforms.distributed.current import current_agent
-from fxforms.distributed.requests import WorkerInfo
-from fxforms.distributed.transformed import Tensors, Transform, evaluate, is_inexact
+from fxforms.distributed.parts import Part, ask_all, divide, join_pieces, numbered
+from fxforms.distributed.transformed import Tensors, evaluate, is_inexact
 from fxforms.functions.bind import bind
 
 
 class RemoteCall:
-    """One call of a function on a worker, under transforms: an instance of the operator.
+    """One call of a function on one or more workers, under transforms: an instance of the operator.
 
     Its operands are the tensors of the call, its outputs those that the function returns.
 
     Attributes:
-        returned: what the function returned, with slots for tensors; one entry, shared with every
-            call that this one is turned into.
+        counts: how many outputs each part has; known after the call.
     """
 
-    def __init__(
-        self,
-        worker: WorkerInfo,
-        name: str,
-        arguments: Any,
-        timeout: float,
-        transforms: Sequence[Transform] = (),
-        returned: list[Any] | None = None,
-    ) -> None:
-        self.__name__ = f"{name} on worker {worker.name!r}"
-        self.worker, self.name, self.arguments = worker, name, arguments
-        self.timeout = timeout
-        self.transforms = list(transforms)
-        self.returned: list[Any] = [None] if returned is None else returned
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = list(parts)
+        self.counts: list[int] = []
+        workers = ", ".join(repr(part.worker.name) for part in parts)
+        self.__name__ = f"{parts[0].name} on worker {workers}"
 
     def bind(self, *operands: torch.Tensor) -> Tensors:
         """The operator, at the level now on top."""
@@ -56,11 +44,16 @@ class RemoteCall:
             return remote_nodes.with_tangents(self, operands)
         if current_context() is None and requires_grad(operands):
             return remote_nodes.apply_plain(self, operands)
-        parts = (self.name, self.arguments, self.transforms, *operands)
-        command = call_command("remote_function", evaluate, parts, None)
-        answer: Any = call(current_agent(), self.worker, command, self.timeout)
-        self.returned[0], outputs = answer.value
-        return outputs  # type: ignore[no-any-return]
+        requests = [(*part.described, *xs) for part, xs in numbered(self.parts, operands)]
+        answers = ask_all(evaluate, self.parts, requests)
+        for part, (returned, _) in zip(self.parts, answers):
+            part.returned[0] = returned
+        return self.gather([outputs for _, outputs in answers])
+
+    def gather(self, outputs: Sequence[Tensors]) -> Tensors:
+        """The outputs of all parts."""
+        self.counts = [len(xs) for xs in outputs]
+        return join_pieces(outputs)
 
     def grad_rule(self, *operands: torch.Tensor) -> Tensors:
         """A node of the top level's graph."""
@@ -70,27 +63,59 @@ class RemoteCall:
         self, primals: Tensors, tangents: tuple[torch.Tensor | None, ...]
     ) -> tuple[Any, Any]:
         """One call with primals and tangents."""
-        mask = [t is not None for t in tangents]
-        given = [t for t in tangents if t is not None]
-        results = self.under("jvp", mask).bind(*primals, *given)
-        count = primal_count(results)
-        moving = iter(results[count:])
-        outputs = results[:count]
-        return outputs, tuple([next(moving) if is_inexact(x) else None for x in outputs])
+        parts, operands, moves = [], [], []
+        for (part, xs), (_, ts) in zip(
+            numbered(self.parts, primals), numbered(self.parts, tangents)
+        ):
+            mask = [t is not None for t in ts]
+            given = [t for t in ts if t is not None]
+            moves.append(any(mask))
+            parts.append(part.under(part.count + len(given), "jvp", mask) if given else part)
+            operands += [*xs, *given]
+        pushed = RemoteCall(parts)
+        results = pushed.bind(*operands)
+        outputs: list[torch.Tensor] = []
+        out_tangents: list[torch.Tensor | None] = []
+        self.counts = []
+        for found, moving in zip(divide(results, pushed.counts), moves):
+            count = primal_count(found) if moving else len(found)
+            rest = iter(found[count:])
+            outputs += found[:count]
+            out_tangents += [
+                next(rest) if moving and is_inexact(x) else None for x in found[:count]
+            ]
+            self.counts.append(count)
+        return tuple(outputs), tuple(out_tangents)
 
     def vmap_rule(
         self, info: Any, in_dims: tuple[int | None, ...], operands: Tensors
     ) -> tuple[Any, Any]:
         """One call with the whole batch."""
-        mapped = self.under("vmap", list(in_dims), info.randomness, info.batch_size)
-        return mapped.bind(*operands), 0
+        parts, out_dims = [], []
+        for part, dims in numbered(self.parts, in_dims):
+            batched = any(dim is not None for dim in dims)
+            transform = ("vmap", list(dims), info.randomness, info.batch_size)
+            parts.append(part.under(part.count, *transform) if batched else part)
+            out_dims.append(0 if batched else None)
+        mapped = RemoteCall(parts)
+        outputs = mapped.bind(*operands)
+        self.counts = mapped.counts
+        return outputs, tuple(d for d, count in zip(out_dims, self.counts) for _ in range(count))
 
-    def under(self, *transform: Any) -> RemoteCall:
-        """This call under one more transform."""
-        transforms = [*self.transforms, list(transform)]
-        return RemoteCall(
-            self.worker, self.name, self.arguments, self.timeout, transforms, self.returned
-        )
+    def pullback(
+        self, mask: Sequence[bool], operands: Sequence[Any], cotangents: Sequence[torch.Tensor]
+    ) -> Tensors:
+        """Gradients of the operands in ``mask``, as a function of operands and cotangents."""
+        parts, given = [], []
+        cts = divide(cotangents, self.counts)
+        for (part, xs), (_, chosen), ys in zip(
+            numbered(self.parts, operands), numbered(self.parts, mask), cts
+        ):
+            if any(chosen):
+                inexact = [y for y in ys if is_inexact(y)]
+                parts.append(part.under(part.count + len(inexact), "vjp", list(chosen)))
+                given += [*xs, *inexact]
+        return RemoteCall(parts).bind(*given)
 
 
 def requires_grad(tensors: Sequence[torch.Tensor]) -> bool:

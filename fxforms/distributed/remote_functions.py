@@ -14,6 +14,7 @@ from fxforms.distributed.calls import call_hooks
 from fxforms.distributed.context import current_context
 from fxforms.distributed.current import current_agent
 from fxforms.distributed.futures import Future
+from fxforms.distributed.parts import Part
 from fxforms.distributed.registry import operator_name, registered_name
 from fxforms.distributed.remote_call import RemoteCall, requires_grad
 from fxforms.distributed.requests import UNSET_RPC_TIMEOUT, WorkerInfo
@@ -51,18 +52,17 @@ def remote_function(
         tensor([1., 1., 1.])
         >>> distributed.shutdown()
     """
-    name = _name(fn, "remote_function")
+    name = known_name(fn, "remote_function")
 
     def remote(*args: Any, **kwargs: Any) -> Any:
         call, operands = _prepared(current_agent().worker(worker), name, args, kwargs, timeout)
-        outputs = call.bind(*operands)
-        return join(call.returned[0], outputs)
+        return _result(call, call.bind(*operands))
 
     remote.__name__ = remote.__qualname__ = name_of(fn)
     return remote
 
 
-def _name(fn: Any, api: str) -> str:
+def known_name(fn: Any, api: str) -> str:
     """The name of ``fn`` on every worker."""
     name = registered_name(fn) or operator_name(fn)
     if name is None:
@@ -79,9 +79,15 @@ def _prepared(
 ) -> tuple[RemoteCall, tuple[torch.Tensor, ...]]:
     """The call, and its operands."""
     if not kwargs and all(isinstance(x, torch.Tensor) for x in args):
-        return RemoteCall(worker, name, None, timeout), tuple(args)
-    arguments, operands = split((list(args), dict(kwargs)))
-    return RemoteCall(worker, name, arguments, timeout), operands
+        arguments, operands = None, tuple(args)
+    else:
+        arguments, operands = split((list(args), dict(kwargs)))
+    return RemoteCall([Part(worker, name, arguments, len(operands), timeout)]), operands
+
+
+def _result(call: RemoteCall, outputs: Sequence[torch.Tensor]) -> Any:
+    """What the function returned, with these tensors in it."""
+    return join(call.parts[0].returned[0], outputs)
 
 
 def _hook(
@@ -99,12 +105,12 @@ def _hook(
     dual = remote_nodes.has_tangents(tuple(operands))
     if not (active or dual or requires_grad(operands)):
         return None
-    call, tensors = _prepared(worker, _name(fn, "rpc_sync"), args, kwargs or {}, timeout)
+    call, tensors = _prepared(worker, known_name(fn, "rpc_sync"), args, kwargs or {}, timeout)
     if not (active or dual):
         future = remote_nodes.apply_plain_async(call, tensors)
-        return future.then(lambda done: join(call.returned[0], done.value()))
+        return future.then(lambda done: _result(call, done.value()))
     result: Future[Any] = Future()
-    result.end(join(call.returned[0], call.bind(*tensors)))
+    result.end(_result(call, call.bind(*tensors)))
     return result
 
 

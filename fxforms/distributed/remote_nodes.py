@@ -91,11 +91,10 @@ def _gradients(
 ) -> list[Any]:
     """One gradient for each operand, None for those not differentiated."""
     mask = kept.mask
-    if kept.handle is None or differentiated((*operands, *cotangents)):
-        given = [ct for ct in cotangents if is_inexact(ct)]
-        found = call.under("vjp", mask).bind(*operands, *given)
+    if not kept.moving or differentiated((*operands, *cotangents)):
+        found = call.pullback(mask, operands, cotangents)
     else:
-        found = kept.backward([ct for ct, moves in zip(cotangents, kept.moving) if moves])
+        found = kept.backward(cotangents)
     return fill(mask, found, [None] * len(mask))
 
 
