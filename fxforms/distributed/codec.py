@@ -45,7 +45,7 @@ def pack(value: Any) -> tuple[bytes, tuple[torch.Tensor, ...]]:
         if isinstance(error, MessageError):
             raise
         raise MessageError(
-            f"The value cannot be sent: {error}. Send flatter, plain data."
+            f"The value cannot be sent ({error}). Send flatter, plain data."
         ) from None
     if len(payload) > MAX_PAYLOAD:
         raise MessageError(

@@ -16,7 +16,9 @@ from fxforms.distributed.agents.gloo_pair import Pair
 from fxforms.distributed.agents.linked import Cut, Run
 from fxforms.distributed.agents.shared_memory import SharedFrames
 from fxforms.distributed.frame import (
+    TensorSpec,
     joined,
+    layout,
     raw,
     read_head,
     read_tensors,
@@ -32,6 +34,7 @@ BUFFER = 1 << 13  # bytes of a small frame; what is larger is sent on its own
 WINDOW = 64  # receives that are posted at once
 REPOST = WINDOW // 4  # receives that are posted anew at once
 DIRECT = 1 << 16  # bytes that the network is trusted to take from a sender without a wait
+TOGETHER = 1 << 16  # bytes from which a tensor of a large message is sent on its own
 PIECE = 1 << 26  # bytes of one send of a large tensor
 
 _FRAMES, _PIECES = 1, 2  # tags
@@ -111,10 +114,11 @@ class GlooLink:
         reference = self._shared.write(head, tensors) if self._shared else None
         if reference is not None:
             return _Frame(_SHARED, reference)
+        pieces = _bundled(tensors)
         if len(head) <= ROOM:
-            return _Frame(_LARGE, head, 0, tensors)
+            return _Frame(_LARGE, head, 0, pieces)
         first = torch.frombuffer(bytearray(head), dtype=torch.uint8)
-        return _Frame(_LARGE, b"", len(head), [first, *tensors])
+        return _Frame(_LARGE, b"", len(head), [first, *pieces])
 
     def beat(self) -> None:
         """Tell the peer that this worker lives."""
@@ -156,6 +160,8 @@ class GlooLink:
         tensor = torch.frombuffer(data, dtype=torch.uint8)
         self._group.send(tensor, _FRAMES)
         for tensor in frame.pieces:
+            if not tensor.numel():
+                continue
             for piece in torch.split(raw(tensor), PIECE):
                 self._group.send(piece, _PIECES)
 
@@ -181,6 +187,8 @@ class GlooLink:
 
     def _read(self, kind: int, body: memoryview, large: int) -> Message:
         """The message of a frame that came."""
+        if kind not in (_SMALL, _LARGE, _SHARED):
+            raise MessageError(f"A frame of kind {kind} is not known.")
         if kind == _SHARED and self._shared:
             return self._shared.read(body)
         if large:
@@ -191,9 +199,22 @@ class GlooLink:
         if kind == _SMALL:
             head.message.tensors = read_tensors(body, head.end, head.specs)
         else:
-            parts = [restore(spec, self._pieces(spec.nbytes)) for spec in head.specs]
-            head.message.tensors = tuple(parts)
+            head.message.tensors = self._unbundled(head.specs)
         return head.message
+
+    def _unbundled(self, specs: list[TensorSpec]) -> tuple[torch.Tensor, ...]:
+        """The tensors of a large message, which `_bundled` sent."""
+        places, end = layout(0, [spec.nbytes for spec in specs if spec.nbytes < TOGETHER])
+        bundle, place = self._pieces(end), iter(places)
+        tensors = []
+        for spec in specs:
+            if spec.nbytes < TOGETHER:
+                start = next(place)
+                data = bundle[start : start + spec.nbytes]
+            else:
+                data = self._pieces(spec.nbytes)
+            tensors.append(restore(spec, data))
+        return tuple(tensors)
 
     def _pieces(self, size: int) -> torch.Tensor:
         """The next ``size`` bytes of those that are sent in pieces."""
@@ -218,3 +239,16 @@ class GlooLink:
         self._group.cut()
         if self._shared:
             self._shared.close()
+
+
+def _bundled(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What is sent of the tensors of a large message: the small ones in one piece, then each other.
+
+    A piece of its own costs a round trip.
+    """
+    small = [tensor for tensor in tensors if tensor.nbytes < TOGETHER]
+    places, end = layout(0, [tensor.nbytes for tensor in small])
+    bundle = torch.empty(end, dtype=torch.uint8)
+    for place, tensor in zip(places, small):
+        bundle[place : place + tensor.nbytes] = raw(tensor)
+    return [bundle, *(tensor for tensor in tensors if tensor.nbytes >= TOGETHER)]

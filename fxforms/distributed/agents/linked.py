@@ -13,7 +13,7 @@ from fxforms.distributed.agent import RpcAgent
 from fxforms.distributed.autograd_commands import wrapped_type
 from fxforms.distributed.message import Message, MessageType
 from fxforms.distributed.requests import WorkerInfo
-from fxforms.errors import MessageError, WorkerLostError
+from fxforms.errors import WorkerLostError
 
 Run = Callable[[Callable[[], None]], None]
 _LEAVING = 0.5  # seconds that peers have to say goodbye too
@@ -126,7 +126,7 @@ class LinkedAgent(RpcAgent):
                 short = message.is_response or wrapped_type(message) in _SHORT
                 if not short:
                     self.pool.submit(self._receive, link)
-            except (Cut, MessageError, WorkerLostError) as error:
+            except Exception as error:  # whatever hostile bytes provoke ends the link
                 self._end(link, str(error))
                 return
             if message.is_response:

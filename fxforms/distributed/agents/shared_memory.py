@@ -54,16 +54,17 @@ class Outbox:
 
     def take(self, size: int) -> Segment | None:
         """A segment with room for ``size`` bytes, marked as used; None if there are too many."""
+        capacity = 1 << max(16, (size - 1).bit_length())
         with self._lock:
             for segment in self._segments:
-                if segment.free and size <= segment.data.numel() <= 4 * size:
+                if segment.free and capacity <= segment.data.numel() <= 2 * capacity:
                     segment.memory[0] = _USED
                     return segment
             self._trim()
             if len(self._segments) >= MAX_SEGMENTS:
                 return None
             self._made += 1
-            segment = _make(self._made, size)
+            segment = _make(self._made, capacity)
             self._segments.append(segment)
             return segment
 
@@ -85,8 +86,7 @@ class Outbox:
             self._segments.clear()
 
 
-def _make(number: int, size: int) -> Segment:
-    capacity = 1 << max(16, (size - 1).bit_length())
+def _make(number: int, capacity: int) -> Segment:
     fd = os.memfd_create("fxforms", os.MFD_CLOEXEC)
     os.ftruncate(fd, _START + capacity)
     memory = mmap.mmap(fd, _START + capacity)
@@ -190,7 +190,7 @@ class Probe:
         self._token = secrets.token_bytes(16)
         self._segment: Segment | None = None
         if hasattr(os, "memfd_create"):
-            self._segment = _make(0, len(self._token))
+            self._segment = _make(0, _START)
             self._segment.memory[1 : 1 + len(self._token)] = self._token
 
     def told(self) -> tuple[int, int, str]:
