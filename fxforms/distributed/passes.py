@@ -12,7 +12,7 @@ from torch.autograd.graph import GradientEdge
 
 from fxforms import _substrate as substrate
 from fxforms.distributed.functions import RECV, SendRpcBackward, Source
-from fxforms.distributed.plan import LEAF, Edge, Plan, is_end, reached
+from fxforms.distributed.plan import Plan, bits
 from fxforms.errors import GradientError
 
 Grads = list[torch.Tensor | None]
@@ -43,15 +43,19 @@ class BackwardPass:
         accumulate: Callable[[torch.Tensor, torch.Tensor], None],
     ) -> None:
         known = list(sends.values())
-        self.plan = Plan([roots, *(send.edges for send in known)])
+        self._plan = Plan([roots, *(send.edges for send in known)])
         self._sources = {send.message_id: i for i, send in enumerate(known, 1)}
-        self._edges = [list(roots), *(send.edges for send in known)]
         self._accumulate = accumulate
         self._lock = threading.Lock()
-        self._held: dict[int, dict[Edge, torch.Tensor]] = {}
-        self._missing = (1 << len(self._edges)) - 2 + bool(roots)
-        self._needed: int | None = None  # the sources that will come, once that is known
-        self._seen: set[Any] = set()
+        self._arrived: dict[int, Grads] = {}
+        self._needed: set[int] | None = None  # the sources that will come, once that is known
+        self._lacking = {group: group.bit_count() for group in self._plan.groups}
+        self._begun: dict[int, None] = {}  # groups of which a source has come, and not all
+        self._followed: set[int] = set()
+        self._groups_of: dict[int, list[int]] = {}
+        for group in self._plan.groups:
+            for source in bits(group):
+                self._groups_of.setdefault(source, []).append(group)
 
     def begin(self, grads: Grads, retain_graph: bool) -> tuple[list[Fired], int]:
         """Take the gradients of the roots."""
@@ -64,7 +68,7 @@ class BackwardPass:
             What leaves this worker, and the change (-1, 0, 1) in whether gradients wait here.
         """
         source = self._sources.get(message_id)
-        if source is None or len(grads) != len(self._edges[source]):
+        if source is None or len(grads) != len(self._plan.sources[source]):
             raise GradientError(
                 f"Gradients came for the send function {message_id}, which this worker does not "
                 "have. The forward pass must have ended before the backward pass begins."
@@ -74,66 +78,80 @@ class BackwardPass:
     def resume(self, retain_graph: bool) -> tuple[list[Fired], int]:
         """Run what waits for sources that are not needed, once `need` has told which are."""
         with self._lock:
-            return self._advance(retain_graph), bool(self._held) - 1
+            before = bool(self._begun)
+            for source in self._groups_of.keys() - self._arrived.keys() - (self._needed or set()):
+                self._count_down(source)
+            return self._advance(retain_graph), bool(self._begun) - before
 
     def need(self, message_ids: Sequence[int]) -> list[Source]:
         """Note that gradients will come for these send functions; where they will go on to."""
         with self._lock:
-            edges: list[Any] = []
+            ahead: list[int] = []
             if self._needed is None:
-                self._needed = 0
-                edges += [edge for held in self._held.values() for edge in held]
+                self._needed = set()
+                ahead += self._begun
             for message_id in message_ids:
                 source = self._sources[message_id]
-                self._needed |= 1 << source
-                edges += self._edges[source]
-            return [node.source for node in reached(edges, self._seen)]
+                self._needed.add(source)
+                ahead += self._groups_of.get(source, [])
+            new = dict.fromkeys(group for group in ahead if group not in self._followed)
+            self._followed.update(new)
+            ends = [end for group in new for end in self._plan.groups[group]]
+            return [end.source for end in ends if type(end) is RECV]
 
     def _take(self, source: int, grads: Grads, retain: bool) -> tuple[list[Fired], int]:
         with self._lock:
-            before = bool(self._held)
-            self._missing &= ~(1 << source)
-            for edge, grad in zip(self._edges[source], grads):
-                if grad is not None:
-                    self._hold((edge.node, edge.output_nr), grad)
+            before = bool(self._begun)
+            self._arrived[source] = grads
+            for group in self._groups_of.get(source, ()):
+                self._begun[group] = None
+            self._count_down(source)
             fired = self._advance(retain)
-            return fired, bool(self._held) - before
+            return fired, bool(self._begun) - before
+
+    def _count_down(self, source: int) -> None:
+        """Note that nothing waits for ``source`` any more."""
+        for group in self._groups_of.pop(source, ()):
+            self._lacking[group] -= 1
 
     def _advance(self, retain: bool) -> list[Fired]:
-        """Run every part that has all its gradients; those of fewer sources come before others."""
+        """Run every group that has all its gradients."""
+        ready = [group for group in self._begun if not self._lacking[group]]
         fired: list[Fired] = []
-        missing = self._missing if self._needed is None else self._missing & self._needed
-        while ready := [part for part in self._held if not part & missing]:
-            fired += self._run(min(ready, key=int.bit_count), retain)
+        for group in ready:
+            del self._lacking[group], self._begun[group]
+            shares = any(group & other for other in self._lacking)
+            fired += self._run(group, retain or shares)
         return fired
 
-    def _run(self, part: int, retain: bool) -> list[Fired]:
-        held = self._held.pop(part)
-        starts = {edge: grad for edge, grad in held.items() if not is_end(edge[0])}
-        ends = self.plan.ends.get(part)
-        if starts and ends:
-            outputs: Any = [GradientEdge(*edge) for edge in starts]
-            inputs: Any = [GradientEdge(*edge) for edge in ends]
-            found = substrate.run_backward(outputs, [*starts.values()], inputs, retain, False)
-            for edge, grad in zip(ends, found):
+    def _run(self, group: int, retain: bool) -> list[Fired]:
+        """Take the gradients of a group's sources to its ends."""
+        starts: list[Any] = []
+        grads: list[torch.Tensor] = []
+        for source, edges in self._plan.edges_from(group):
+            for edge, grad in zip(edges, self._arrived.get(source, ())):
                 if grad is not None:
-                    self._hold(edge, grad)
-        leaving: dict[Any, Grads] = {}
-        for (node, index), grad in {**held, **self._held.pop(part, {})}.items():
-            if type(node) is RECV:
-                grads = leaving.setdefault(node, [None] * node.source.count)
-                grads[index] = grad
-        return [Fired(node.source, grads) for node, grads in leaving.items()]
+                    starts.append(edge)
+                    grads.append(grad)
+        ends = self._plan.groups[group]
+        targets: list[Any] = [GradientEdge(end, i) for end in ends for i in range(width(end))]
+        found: Any = [None] * len(targets)
+        if starts:
+            found = substrate.run_backward(starts, grads, targets, retain, False)
+        rest = iter(found)
+        fired = []
+        for end in ends:
+            mine = [next(rest) for _ in range(width(end))]
+            if type(end) is RECV:
+                fired.append(Fired(end.source, mine))
+            elif mine[0] is not None:
+                self._accumulate(end.variable, mine[0])
+        return fired
 
-    def _hold(self, edge: Edge, grad: torch.Tensor) -> None:
-        """Add a gradient to those of ``edge``; that of a leaf has arrived."""
-        node = edge[0]
-        if type(node) is LEAF:
-            self._accumulate(node.variable, grad)
-            return
-        held = self._held.setdefault(self.plan.part_of[node], {})
-        before = held.get(edge)
-        held[edge] = grad if before is None else before + grad
+
+def width(end: Any) -> int:
+    """How many gradients an end takes."""
+    return end.source.count if type(end) is RECV else 1
 
 
 class Passes:

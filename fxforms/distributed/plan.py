@@ -1,11 +1,15 @@
-"""The autograd graph of one worker, cut where gradients from several sides join.
+"""The autograd graph of one worker, as a backward pass over workers sees it.
 
-NOTE [parts of a graph]
+NOTE [when gradients leave a worker]
 
 The gradients of a worker's *sources*, the roots of the loss and its send functions, come one after
-the other, and what comes last may depend on what went out before. A node may run when all sources
-that reach it have come. So the nodes are put into *parts* by the set of sources that reach them; a
-part runs at once, by the engine of torch, and every node runs once. Sets are bits of an int.
+the other, and what comes last may depend on what went out before. An *end*, a leaf or a recv
+function, has its gradient when all sources that reach it have come. So the ends are put into
+*groups* by the set of sources that reach them; when the last source of a group has come, one run of
+torch's engine takes the gradients of all its sources to its ends. The engine has no way to stop at
+a node and to go on from there, so a node from which ends of several groups are reached runs once
+for each of these groups; every time it gets its whole gradient, so hooks see what they do in one
+process. Sets of sources are bits of an int.
 """
 
 from __future__ import annotations
@@ -18,60 +22,56 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from fxforms.distributed.functions import RECV
 
-Edge = tuple[Any, int]  # a node, and which of its gradients
 LEAF: Any = type(get_gradient_edge(torch.empty(0, requires_grad=True)).node)
 _ENDS = (RECV, LEAF)
 
 
 class Plan:
-    """The parts of the graph below ``sources``, each a list of edges.
+    """The ends that ``sources``, each a list of edges, reach.
 
     Attributes:
-        part_of: for each node, the set of sources that reach it.
-        ends: for each part, the edges on which its gradients leave it: to leaves, to recv
-            functions and to other parts.
+        sources: the edges, which own the graph.
+        groups: for each set of sources, the ends that it reaches.
     """
 
     def __init__(self, sources: Sequence[Sequence[GradientEdge]]) -> None:
-        self._sources = sources  # they own the graph
-        self.part_of: dict[Any, int] = {}
+        self.sources = sources
+        self.groups: dict[int, list[Any]] = {}
+        reached: dict[Any, int] = {}
         waiting = _count(edge.node for edges in sources for edge in edges)
-        for index, starts in enumerate(sources):
-            for start in starts:
-                self.part_of[start.node] = self.part_of.get(start.node, 0) | 1 << index
+        for index, edges in enumerate(sources):
+            for edge in edges:
+                reached[edge.node] = reached.get(edge.node, 0) | 1 << index
         ready = [node for node, count in waiting.items() if not count]
-        order = []
         while ready:  # sources first
             node = ready.pop()
-            if is_end(node):
-                continue
-            edges = following(node)
-            order.append((node, edges))
-            for below, _ in edges:
-                self.part_of[below] = self.part_of.get(below, 0) | self.part_of[node]
+            group = reached[node]
+            if type(node) in _ENDS:
+                self.groups.setdefault(group, []).append(node)
+            for below in following(node):
+                reached[below] = reached.get(below, 0) | group
                 waiting[below] -= 1
                 if not waiting[below]:
                     ready.append(below)
-        found: dict[int, dict[Edge, None]] = {}
-        for node, edges in order:
-            part = self.part_of[node]
-            ends = found.setdefault(part, {})
-            for edge in edges:
-                if is_end(edge[0]) or self.part_of[edge[0]] != part:
-                    ends[edge] = None
-        self.ends = {part: list(ends) for part, ends in found.items()}
+
+    def edges_from(self, group: int) -> Iterable[tuple[int, Sequence[GradientEdge]]]:
+        """The sources of a group, each with its edges."""
+        return ((i, self.sources[i]) for i in bits(group))
 
 
-def following(node: Any) -> list[Edge]:
-    """The edges from ``node`` on, none from an end of the graph of this worker."""
-    if is_end(node):
+def bits(group: int) -> Iterable[int]:
+    """The positions of the bits of ``group``."""
+    while group:
+        low = group & -group
+        yield low.bit_length() - 1
+        group ^= low
+
+
+def following(node: Any) -> list[Any]:
+    """The nodes after ``node``, none after an end of the graph of this worker."""
+    if type(node) in _ENDS:
         return []
-    return [edge for edge in node.next_functions if edge[0] is not None]
-
-
-def is_end(node: Any) -> bool:
-    """True for a leaf tensor's node and for a recv function."""
-    return type(node) in _ENDS
+    return [below for below, _ in node.next_functions if below is not None]
 
 
 def _count(roots: Iterable[Any]) -> dict[Any, int]:
@@ -83,24 +83,9 @@ def _count(roots: Iterable[Any]) -> dict[Any, int]:
             counts[node] = 0
             stack.append(node)
     while stack:
-        for below, _ in following(stack.pop()):
+        for below in following(stack.pop()):
             if below not in counts:
                 counts[below] = 0
                 stack.append(below)
             counts[below] += 1
     return counts
-
-
-def reached(edges: Iterable[Any], seen: set[Any]) -> list[Any]:
-    """The recv functions below ``edges``; nodes are added to ``seen``, and not walked again."""
-    stack = [edge[0] for edge in edges]
-    found = []
-    while stack:
-        node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if type(node) is RECV:
-            found.append(node)
-        stack.extend(below for below, _ in following(node))
-    return found

@@ -183,7 +183,7 @@ def has_others(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) 
         seen.add(node)
         if type(node) is RECV or (type(node) is LEAF and id(node.variable) not in own):
             return True
-        stack.extend(below for below, _ in following(node))
+        stack.extend(following(node))
     return False
 
 

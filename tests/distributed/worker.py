@@ -6,7 +6,8 @@ import json
 import sys
 
 import torch
-from distributed import remote_functions as remote_functions  # registers them
+from distributed import autograd_functions as autograd_functions  # registers them
+from distributed import remote_functions as remote_functions
 
 from fxforms import distributed as fd
 
