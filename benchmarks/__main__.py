@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks eager` and `python -m benchmarks memory`."""
+"""The command line: `python -m benchmarks eager`, `distributed` and `memory`."""
 
 import json
 import sys
@@ -12,13 +12,13 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks import eager, machine, report
+from benchmarks import distributed, eager, machine, report
 from benchmarks.eager import custom_functions, transforms
 from benchmarks.growth import growths
 from benchmarks.memory import gain
 from benchmarks.workload import Workload, run
 
-SUITES = {"eager": eager.workloads}
+SUITES = {"eager": eager.workloads, "distributed": distributed.workloads}
 
 
 def parser() -> ArgumentParser:

@@ -1,12 +1,13 @@
 """A workload: the same work on several sides, checked for equal outputs before it is timed."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from benchmarks.timing import Side, Timing, measure
+from benchmarks.timing import Clock, Side, Timing, measure
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,7 @@ class Workload:
 
     Further sides are timed and shown only. `size` places the workload in a series (a depth, a
     number of ops) whose growth is reported; `expected` is a value found without any of the sides.
+    Work that waits for another process is timed by a `clock` that does not stop meanwhile.
     """
 
     family: str
@@ -23,6 +25,7 @@ class Workload:
     bound: float | None = None
     expected: Any = None
     size: int | None = None
+    clock: Clock = time.process_time
 
     @property
     def title(self) -> str:
@@ -66,7 +69,7 @@ def run(workload: Workload, rounds: int) -> Result:
     """Compare the outputs of all sides, then time them; an error becomes part of the result."""
     try:
         check(workload)
-        return Result(workload, measure(workload.sides, rounds))
+        return Result(workload, measure(workload.sides, rounds, workload.clock))
     except Exception as error:  # one broken workload must not hide the others
         return Result(workload, error=f"{type(error).__name__}: {error}")
 

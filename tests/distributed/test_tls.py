@@ -11,9 +11,9 @@ import grpc
 import msgpack
 import pytest
 from distributed import remote_functions as rf
-from distributed.certificates import Authority, authority
 from distributed.worlds import assert_nothing_held, environment, free_port
 
+from benchmarks.distributed.certificates import Authority, authority
 from fxforms import distributed as fd
 from fxforms.distributed.calls import call_command
 from fxforms.distributed.frame import decode, encode

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from distributed.certificates import authority
 
+from benchmarks.distributed.certificates import authority
 from fxforms import distributed as fd
 
 ROOT = Path(__file__).parents[2]

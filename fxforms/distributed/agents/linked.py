@@ -111,8 +111,11 @@ class LinkedAgent(RpcAgent):
         # other that answers has nothing left to do.
         turn = getattr(self._thread, "turn", None)
         free = message.is_response and (turn is None or turn.passed)
+        link = self._links.get(to.id)
+        if link is None:
+            raise self._gone(to)
         try:
-            self._links[to.id].send(message, None if free else self.pool.submit)
+            link.send(message, None if free else self.pool.submit)
         except Cut as cut:
             raise WorkerLostError(f"Worker {to.name!r} is lost: {cut}") from None
 

@@ -1,4 +1,4 @@
-"""Certificates for the gRPC agent, made anew for each test run."""
+"""Certificates for the gRPC agent, made anew for each run, of tests too."""
 
 from __future__ import annotations
 
