@@ -13,6 +13,7 @@ from fxforms.distributed.futures import Future
 from fxforms.distributed.kept_calls import KeptCall, differentiated
 from fxforms.distributed.transformed import Tensors, fill, is_inexact
 from fxforms.errors import GradientError
+from fxforms.functions.bind import live
 from fxforms.functions.single_level import apply_single_level
 from fxforms.interpreters import current_interpreter
 from fxforms.interpreters.grad import GradInterpreter
@@ -91,6 +92,7 @@ def _gradients(
 ) -> list[Any]:
     """One gradient for each operand, None for those not differentiated."""
     mask = kept.mask
+    operands, cotangents = live(tuple(operands)), live(tuple(cotangents))
     if not kept.moving or differentiated((*operands, *cotangents)):
         found = call.pullback(mask, operands, cotangents)
     else:

@@ -176,3 +176,14 @@ def mean_square(w: Tensor, x: Tensor) -> Tensor:
 @register
 def noisy(x: Tensor) -> Tensor:
     return x + torch.rand_like(x)
+
+
+@register
+def slow_sine(x: Tensor) -> Tensor:
+    time.sleep(0.2)
+    return x.sin()
+
+
+@register
+def parameter(value: Tensor) -> Tensor:
+    return value.clone().requires_grad_()

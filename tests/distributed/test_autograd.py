@@ -13,6 +13,7 @@ from distributed import remote_functions as rf
 from distributed.worlds import until, world
 
 from fxforms import distributed as fd
+from fxforms.distributed import current
 from fxforms.distributed.context import contexts_of, current_context
 from fxforms.distributed.current import known_agents
 from fxforms.errors import ArgumentError, GradientError, RemoteError
@@ -223,7 +224,7 @@ def test_contexts_in_many_threads() -> None:
     failed: list[BaseException] = []
 
     def run(scale: int) -> None:
-        from_this_world(agent)
+        current.bind(agent)  # the thread makes its calls as worker 0
         try:
             for _ in range(10):
                 with fd.context() as context_id:
@@ -246,13 +247,6 @@ def test_contexts_in_many_threads() -> None:
         assert not thread.is_alive()
     assert not failed
     assert len(ids) == 60
-
-
-def from_this_world(agent: Any) -> None:
-    """Make calls of this thread as ``agent``."""
-    from fxforms.distributed import current
-
-    current.bind(agent)
 
 
 def test_ids_are_unique_across_workers() -> None:
@@ -332,11 +326,14 @@ def test_wrong_uses() -> None:
         fd.backward(other, [out.sum()])
 
 
+def raise_after(value: Tensor) -> None:
+    raise ZeroDivisionError(value)
+
+
 def test_an_error_releases_the_context_everywhere() -> None:
     x = leaf(3)
     with pytest.raises(ZeroDivisionError), fd.context():
-        fd.rpc_sync("w1", af.back_and_forth, (["w2", "w3"], x))
-        raise ZeroDivisionError
+        raise_after(fd.rpc_sync("w1", af.back_and_forth, (["w2", "w3"], x)))
     assert until(lambda: not any(len(contexts_of(agent)) for agent in known_agents()))
 
 
