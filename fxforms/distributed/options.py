@@ -21,8 +21,9 @@ class Options:
         host: the address this worker listens on. Loopback unless another is given.
         silence: seconds without a word from a worker after which it counts as dead.
         max_message_bytes: how large a message may be.
-        shared_memory: send large messages between processes of one machine and user through memory
-            that both map. With gRPC they do not pass through TLS then.
+        shared_memory: between processes of one machine and user, send large messages through memory
+            that both map; with gRPC these do not pass through TLS then. Without gRPC small ones go
+            through pipes.
         certificate, key, ca: PEM files of a worker on gRPC: its certificate, the key of it, and the
             CA that signed those of all workers.
         insecure: gRPC without TLS, on loopback addresses alone.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import select
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ from fxforms.distributed.agents.gloo_link import BUFFER, GlooLink
 from fxforms.distributed.agents.grpc import GrpcLink
 from fxforms.distributed.agents.grpc_door import Stream
 from fxforms.distributed.agents.linked import Cut
+from fxforms.distributed.agents.pipe_link import PipeLink
 from fxforms.distributed.agents.shared_memory import Inbox, Outbox, Probe, shared
 from fxforms.distributed.message import Message, MessageType
 from fxforms.distributed.options import Options
@@ -30,16 +34,29 @@ ONE, TWO = WorkerInfo("one", 0), WorkerInfo("two", 1)
 PID = Probe().told()[0]
 
 
-@pytest.fixture(params=[0, PID], ids=["no shared memory", "shared memory"])
-def ends(request: pytest.FixtureRequest) -> Iterator[tuple[GlooLink, GlooLink]]:
+@contextmanager
+def both_ends(memory: int) -> Iterator[tuple[GlooLink, GlooLink]]:
+    """The two ends of a link, both in this process."""
     store = HashStore()
     gloo = gloo_pair.device("127.0.0.1")
     with ThreadPoolExecutor(2) as pool:
-        other = pool.submit(GlooLink, store, gloo, TWO, ONE, OPTIONS, request.param)
-        one = GlooLink(store, gloo, ONE, TWO, OPTIONS, request.param)
+        other = pool.submit(GlooLink, store, gloo, TWO, ONE, OPTIONS, memory)
+        one = GlooLink(store, gloo, ONE, TWO, OPTIONS, memory)
         yield one, other.result()
     one.cut()
     other.result().cut()
+
+
+@pytest.fixture(params=[0, PID], ids=["no shared memory", "shared memory"])
+def ends(request: pytest.FixtureRequest) -> Iterator[tuple[GlooLink, GlooLink]]:
+    with both_ends(request.param) as found:
+        yield found
+
+
+@pytest.fixture
+def near() -> Iterator[tuple[GlooLink, GlooLink]]:
+    with both_ends(PID) as found:
+        yield found
 
 
 def tensors(*sizes: int) -> tuple[torch.Tensor, ...]:
@@ -91,7 +108,7 @@ def test_silence_and_farewell(ends: tuple[GlooLink, GlooLink]) -> None:
 def test_frames_from_strangers(body: bytes, kind: int, large: int) -> None:
     """On a link whose group is replaced by one that has just received them."""
     link: Any = object.__new__(GlooLink)
-    link._shared, link.limit = None, 1 << 20
+    link.shared, link.limit = None, 1 << 20
     link._pieces = lambda size: torch.zeros(min(size, 100), dtype=torch.uint8)
     with pytest.raises(MessageError):
         link._read(kind, memoryview(body), large)
@@ -148,3 +165,39 @@ def test_memory_of_another_machine_is_not_shared() -> None:
     assert not shared((pid, 9999, token))
     assert not shared((pid, -1, token))
     probe.close()
+
+
+def piped(gloo: GlooLink, own: tuple[int, int], other: int) -> PipeLink:
+    assert gloo.shared is not None
+    return PipeLink(gloo, gloo.shared, PID, own, other)
+
+
+def test_pipes_beside_a_link(near: tuple[GlooLink, GlooLink]) -> None:
+    pipes = os.pipe(), os.pipe()
+    one, two = piped(near[0], pipes[0], pipes[1][1]), piped(near[1], pipes[1], pipes[0][1])
+    with ThreadPoolExecutor(1) as pool:
+        for id, sizes in enumerate([(3,), (1000,), (BUFFER,), (1 << 18, 5, 0)]):
+            message = Message(b"payload", tensors(*sizes), MessageType.RREF_ACK, id)
+            one.send(message, pool.submit)
+            arrived = two.receive()
+            assert arrived is not None
+            assert (arrived.id, arrived.payload) == (id, b"payload")
+            assert all(map(torch.equal, arrived.tensors, message.tensors))
+        full = 500  # more than the pipe takes: the rest goes by the link
+        for id in range(full):
+            one.send(Message(b"x" * 1000, (), MessageType.RREF_ACK, id), pool.submit)
+        got = []
+        while len(got) < full:
+            from_pipe = select.select([pipes[1][0]], [], [], 0)[0] or two._frames
+            message_or_none = two.receive() if from_pipe else near[1].receive()
+            got += [message_or_none.id] if message_or_none else []
+    assert sorted(got) == list(range(full))
+    os.write(pipes[1][1], b"\1\0\7?")
+    with pytest.raises(MessageError, match="kind 7"):
+        two.receive()
+    for pipe in (one, two):
+        pipe.cut()
+        with pytest.raises(Cut):
+            pipe.receive()
+        with pytest.raises(Cut):
+            pipe.send(message, None)

@@ -85,7 +85,7 @@ class GlooLink:
         self._sent = self._taken = self._received = self._ready = self._stale = 0
         self._queue: deque[_Frame] = deque()
         self._draining = False
-        self._shared = SharedFrames(memory, self.limit) if memory else None
+        self.shared = SharedFrames(memory, self.limit) if memory else None
 
     # --- sending ---------------------------------------------------------------------------------
 
@@ -111,7 +111,7 @@ class GlooLink:
             raise MessageError(f"A message of {size} bytes, at most {self.limit} are sent.")
         if size <= ROOM:
             return _Frame(_SMALL, joined(head, tensors))
-        reference = self._shared.write(head, tensors) if self._shared else None
+        reference = self.shared.write(head, tensors) if self.shared else None
         if reference is not None:
             return _Frame(_SHARED, reference)
         pieces = _bundled(tensors)
@@ -189,8 +189,8 @@ class GlooLink:
         """The message of a frame that came."""
         if kind not in (_SMALL, _LARGE, _SHARED):
             raise MessageError(f"A frame of kind {kind} is not known.")
-        if kind == _SHARED and self._shared:
-            return self._shared.read(body)
+        if kind == _SHARED and self.shared:
+            return self.shared.read(body)
         if large:
             if large > self.limit:
                 raise MessageError(f"A head of {large} bytes is larger than {self.limit}.")
@@ -237,8 +237,8 @@ class GlooLink:
     def cut(self) -> None:
         """End the connection: every operation of either end raises, now and later."""
         self._group.cut()
-        if self._shared:
-            self._shared.close()
+        if self.shared:
+            self.shared.close()
 
 
 def _bundled(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

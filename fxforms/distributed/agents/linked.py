@@ -87,23 +87,25 @@ class _Turn:
 
 
 class LinkedAgent(RpcAgent):
-    """A worker that is a process, with one link to each other.
+    """A worker that is a process, with a link to each other.
 
     Whoever receives a request answers it in that thread, so that an answer never waits for one.
     Another thread receives the next: at once, or, where the answer should be short, when it takes
     long or is about to wait for another worker.
     """
 
+    _all: tuple[Link, ...] = ()
     _links: Mapping[int, Link] = MappingProxyType({})  # none where joining failed
 
     def connect(self, links: Iterable[Link]) -> None:
-        """Receive from ``links``, one to each other worker."""
-        self._links = {link.peer.id: link for link in links}
+        """Receive from ``links``; of several to one worker the last is sent by."""
+        self._all = tuple(links)
+        self._links = {link.peer.id: link for link in self._all}
         self._ended = threading.Semaphore(0)
         self._thread = threading.local()
         self._turns: dict[int, _Turn] = {}
         self.on_tick.append(self._end_long_turns)
-        for link in self._links.values():
+        for link in self._all:
             self.pool.submit(self._receive, link)
 
     def _transmit(self, to: WorkerInfo, message: Message, timeout: float) -> None:
@@ -143,14 +145,14 @@ class LinkedAgent(RpcAgent):
     def _serve_in_turn(self, link: Link, message: Message) -> bool:
         """Answer a request; True if another thread receives from the link by then."""
         turn = _Turn(lambda: self.pool.submit(self._receive, link))
-        self._thread.turn = self._turns[link.peer.id] = turn
+        self._thread.turn = self._turns[id(link)] = turn
         try:
             self._serve(link.peer, message)
             return turn.passed
         finally:
             self._thread.turn = None
-            if self._turns.get(link.peer.id) is turn:
-                del self._turns[link.peer.id]
+            if self._turns.get(id(link)) is turn:
+                del self._turns[id(link)]
 
     def _before_waiting(self) -> None:
         turn = getattr(self._thread, "turn", None)
@@ -162,12 +164,14 @@ class LinkedAgent(RpcAgent):
             turn.end_if_long()
 
     def _end(self, link: Link, reason: str) -> None:
-        link.cut()
+        for other in self._all:
+            if other.peer.id == link.peer.id:
+                other.cut()
         self.lose(link.peer, reason)
         self._ended.release()
 
     def _close(self) -> None:
-        links = list(self._links.values())
+        links = self._all
         for link in links:
             with suppress(Cut):
                 link.bye()
@@ -176,4 +180,4 @@ class LinkedAgent(RpcAgent):
             self._ended.acquire(timeout=max(0.0, end - time.monotonic()))
         for link in links:
             link.cut()
-        self._links = {}
+        self._links, self._all = {}, ()

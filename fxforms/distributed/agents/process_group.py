@@ -7,6 +7,7 @@ worker can join. Use the gRPC agent where that is not the network's own business
 from __future__ import annotations
 
 import json
+import os
 import socket
 from contextlib import suppress
 from datetime import timedelta
@@ -17,6 +18,7 @@ from fxforms.distributed.agent import Respond, RpcAgent
 from fxforms.distributed.agents import gloo_pair
 from fxforms.distributed.agents.gloo_link import GlooLink
 from fxforms.distributed.agents.linked import Cut, LinkedAgent
+from fxforms.distributed.agents.pipe_link import PipeLink
 from fxforms.distributed.agents.shared_memory import Probe, shared
 from fxforms.distributed.options import Options, master
 from fxforms.distributed.requests import WorkerInfo
@@ -38,7 +40,7 @@ class ProcessGroupAgent(LinkedAgent):
             GlooLink(store, gloo, self.info, peer, options, memory.get(peer.id, 0))
             for peer in others
         ]
-        self.connect(links)
+        self.connect([*links, *_pipes(store, self.info.id, links, memory)])
         self.pool.submit(self._beat, links, options.silence / 4)
 
     def _close(self) -> None:
@@ -132,3 +134,19 @@ def _all_ready(store: TCPStore, size: int) -> None:
     if store.add("ready", 1) == size:
         store.set("go", "")
     store.get("go")
+
+
+def _pipes(
+    store: TCPStore, rank: int, links: list[GlooLink], memory: dict[int, int]
+) -> list[PipeLink]:
+    """A pipe beside the link to each worker that shares memory with this one."""
+    near = [link for link in links if link.shared is not None]
+    own = {link.peer.id: os.pipe() for link in near}
+    store.set(f"pipes/{rank}", json.dumps({id: ends[1] for id, ends in own.items()}))
+    found = []
+    for link in near:
+        id = link.peer.id
+        other = json.loads(store.get(f"pipes/{id}")).get(str(rank), -1)
+        assert link.shared is not None
+        found.append(PipeLink(link, link.shared, memory[id], own[id], other))
+    return found

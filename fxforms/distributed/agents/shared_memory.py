@@ -68,6 +68,13 @@ class Outbox:
             self._segments.append(segment)
             return segment
 
+    def free(self, number: int) -> None:
+        """Mark a segment as free that the other side has not seen."""
+        with self._lock:
+            for segment in self._segments:
+                if segment.number == number:
+                    segment.memory[0] = _FREE
+
     def _trim(self) -> None:
         """Drop free segments, oldest first, until few bytes are kept for nothing."""
         free = [segment for segment in self._segments if segment.free]
@@ -104,6 +111,7 @@ class Inbox:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
+        self._lock = threading.Lock()
         self._mapped: dict[int, mmap.mmap] = {}
 
     def open(self, fd: int, number: int, size: int) -> torch.Tensor:
@@ -112,12 +120,13 @@ class Inbox:
         Raises:
             MessageError: there is no such segment.
         """
-        memory = self._mapped.pop(number, None)
-        if memory is None:
-            memory = _map(self._pid, fd)
-            while len(self._mapped) >= MAX_SEGMENTS:
-                del self._mapped[next(iter(self._mapped))]
-        self._mapped[number] = memory  # the last of the dict is the latest in use
+        with self._lock:
+            memory = self._mapped.pop(number, None)
+            if memory is None:
+                memory = _map(self._pid, fd)
+                while len(self._mapped) >= MAX_SEGMENTS:
+                    del self._mapped[next(iter(self._mapped))]
+            self._mapped[number] = memory  # the last of the dict is the latest in use
         if _START + size > len(memory):
             raise MessageError(f"A segment of {len(memory)} bytes has no {size} in it.")
         array = np.frombuffer(memory, np.uint8, size, _START)
@@ -177,6 +186,10 @@ class SharedFrames:
             for place, spec in zip(places, head.specs)
         )
         return head.message
+
+    def drop(self, reference: bytes) -> None:
+        """Take back what `write` gave, as it was not sent."""
+        self._outbox.free(_REFERENCE.unpack(reference)[1])
 
     def close(self) -> None:
         """Drop the segments; the other side keeps what it has mapped."""
