@@ -1,9 +1,9 @@
 """Calls to another process, beside torch.distributed.rpc in the same two processes."""
 
-from benchmarks.distributed import rpc
+from benchmarks.distributed import autograd, rpc
 from benchmarks.workload import Workload
 
-FAMILIES = (rpc,)
+FAMILIES = (rpc, autograd)
 
 
 def workloads() -> list[Workload]:

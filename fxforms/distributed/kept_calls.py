@@ -28,6 +28,7 @@ from fxforms.distributed.parts import (
     divide,
     join_pieces,
     numbered,
+    spread,
 )
 from fxforms.distributed.residuals import Handle
 from fxforms.distributed.transformed import Tensors, Transform
@@ -157,7 +158,7 @@ class KeptCall:
                 graph.map(level, dims, info.randomness)
         outputs = self.bind(*operands)
         counts = self._call.counts
-        return outputs, tuple(d for d, count in zip(out_dims, counts) for _ in range(count))
+        return outputs, spread(out_dims, counts)
 
     def backward(self, cotangents: Sequence[torch.Tensor]) -> Tensors:
         """The gradients at one cotangent for each output, of the operands in the mask."""
@@ -220,12 +221,13 @@ class PullCall:
     ) -> tuple[Any, Any]:
         """The gradients of the whole batch."""
         number = substrate.level_depth() + 1, info.batch_size
-        below, out_dims = [], []
+        below: list[list[list[Any]]] = []
+        out_dims: list[int | None] = []
         for graph, levels, dims in zip(self._graphs, self._levels, self._pieces(in_dims)):
             own, has = number in graph.levels, [dim is not None for dim in dims]
             batched = own or any(has)
             below.append([[info.batch_size, own, has], *levels] if batched else levels)
-            out_dims += [0 if batched else None] * sum(graph.mask)
+            out_dims.append(0 if batched else None)
         fronted = [x if dim is None else x.movedim(dim, 0) for x, dim in zip(operands, in_dims)]
         pull = PullCall(self._name, self._graphs, self._retain, self._markers, below)
-        return pull.bind(*fronted), tuple(out_dims)
+        return pull.bind(*fronted), spread(out_dims, [sum(g.mask) for g in self._graphs])

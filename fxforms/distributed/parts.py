@@ -7,7 +7,7 @@ outputs of a call are those of its parts, one part after the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -41,7 +41,21 @@ class Part:
 
     def under(self, count: int, *transform: Any) -> Part:
         """This part under one more transform, with ``count`` operands."""
-        return replace(self, count=count, transforms=[*self.transforms, list(transform)])
+        transforms = [*self.transforms, list(transform)]
+        return Part(
+            self.worker,
+            self.name,
+            self.arguments,
+            count,
+            self.timeout,
+            transforms,
+            self.returned,
+        )
+
+    @property
+    def is_operator(self) -> bool:
+        """True if a built-in operator is called, which captures nothing."""
+        return self.name.startswith("aten::")
 
     @property
     def described(self) -> tuple[str, Any, list[Transform]]:
@@ -61,6 +75,13 @@ def divide(values: Sequence[_T], counts: Sequence[int]) -> list[Sequence[_T]]:
 def join_pieces(pieces: Sequence[Sequence[_T]]) -> tuple[_T, ...]:
     """The values of all pieces."""
     return tuple(pieces[0]) if len(pieces) == 1 else tuple(x for piece in pieces for x in piece)
+
+
+def spread(values: Sequence[_T], counts: Sequence[int]) -> _T | tuple[_T, ...]:
+    """Each value as often as its count says; one that is the same for all, alone."""
+    if values.count(values[0]) == len(values):
+        return values[0]
+    return tuple(value for value, count in zip(values, counts) for _ in range(count))
 
 
 def ask_all(

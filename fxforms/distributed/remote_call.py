@@ -13,7 +13,15 @@ import torch
 
 from fxforms.distributed import remote_nodes
 from fxforms.distributed.context import current_context
-from fxforms.distributed.parts import Part, ask_all, divide, join_pieces, numbered
+from fxforms.distributed.parts import (
+    Part,
+    ask_all,
+    ask_all_unrecorded,
+    divide,
+    join_pieces,
+    numbered,
+    spread,
+)
 from fxforms.distributed.transformed import Tensors, evaluate, is_inexact
 from fxforms.functions.bind import bind
 
@@ -45,7 +53,9 @@ class RemoteCall:
         if current_context() is None and requires_grad(operands):
             return remote_nodes.apply_plain(self, operands)
         requests = [(*part.described, *xs) for part, xs in numbered(self.parts, operands)]
-        answers = ask_all(evaluate, self.parts, requests)
+        captures = current_context() is not None or not all(p.is_operator for p in self.parts)
+        ask = ask_all if captures else ask_all_unrecorded  # nothing is left that has a gradient
+        answers = ask(evaluate, self.parts, requests)
         for part, (returned, _) in zip(self.parts, answers):
             part.returned[0] = returned
         return self.gather([outputs for _, outputs in answers])
@@ -100,7 +110,7 @@ class RemoteCall:
         mapped = RemoteCall(parts)
         outputs = mapped.bind(*operands)
         self.counts = mapped.counts
-        return outputs, tuple(d for d, count in zip(out_dims, self.counts) for _ in range(count))
+        return outputs, spread(out_dims, self.counts)
 
     def pullback(
         self, mask: Sequence[bool], operands: Sequence[Any], cotangents: Sequence[torch.Tensor]

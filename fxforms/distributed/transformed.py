@@ -20,8 +20,10 @@ import torch
 
 from fxforms._tree import flatten
 from fxforms.distributed.registry import operator, register, registered
-from fxforms.errors import MessageError
-from fxforms.transforms import jvp, vjp, vmap
+from fxforms.errors import MessageError, describe
+from fxforms.transforms import jvp, vjp
+from fxforms.transforms._batch import Batch
+from fxforms.transforms.vmap import check_randomness, run_mapped
 
 Tensors = tuple[torch.Tensor, ...]
 FlatFunction = Callable[..., Tensors]
@@ -104,7 +106,17 @@ def apply_all(function: FlatFunction, transforms: Sequence[Transform]) -> FlatFu
 def _mapped(
     function: FlatFunction, in_dims: list[int | None], randomness: str, batch_size: int
 ) -> FlatFunction:
-    return vmap(function, in_dims=tuple(in_dims), randomness=randomness)
+    check_randomness(function, randomness)
+
+    def mapped(*operands: torch.Tensor) -> Tensors:
+        for operand, dim in zip(operands, in_dims):
+            if dim is not None and operand.shape[dim] != batch_size:
+                raise MessageError(f"The batch dim of {describe(operand)} is not {batch_size}.")
+        batch = Batch(list(operands), in_dims, None, batch_size)
+        outputs: Tensors = run_mapped(function, batch, 0, randomness, {})
+        return outputs
+
+    return mapped
 
 
 def _pushforward(function: FlatFunction, mask: list[bool]) -> FlatFunction:
