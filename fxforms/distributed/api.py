@@ -65,8 +65,18 @@ def init_rpc(
     if agent not in _AGENTS:
         raise ArgumentError(f"init_rpc(agent={agent!r}): expected one of {_AGENTS}.")
     current.refuse_second(name, threads=agent == "local")
-    start = import_module(f"fxforms.distributed.agents.{agent}").start
-    current.add(start(name, rank, world_size, respond, checked))
+    current.add(_start_of(agent)(name, rank, world_size, respond, checked))
+
+
+def _start_of(agent: str) -> Any:
+    """The function that starts an agent."""
+    try:
+        return import_module(f"fxforms.distributed.agents.{agent}").start
+    except ImportError as error:
+        raise ArgumentError(
+            f"init_rpc(agent={agent!r}): {error}. The agent 'grpc' needs grpcio: pip install "
+            "'fxforms[grpc]'; 'process_group' a torch that is built with gloo."
+        ) from error
 
 
 def shutdown(graceful: bool = True, timeout: float | None = None) -> None:

@@ -10,11 +10,15 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any, NoReturn
 
-import msgpack
 import torch
 
 from fxforms.distributed.registry import registered_class, registered_name
 from fxforms.errors import MessageError, describe
+
+try:
+    import msgpack
+except ImportError as error:
+    raise ImportError("fxforms.distributed needs msgpack: pip install 'fxforms[rpc]'.") from error
 
 MAX_DEPTH = 32  # of extensions inside extensions; MessagePack bounds its own containers
 MAX_PAYLOAD = 1 << 26

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 from typing import Any
 
 import pytest
 from distributed import remote_functions as rf
-from distributed.worlds import assert_nothing_held, environment, free_port
+from distributed.worlds import ROOT, assert_nothing_held, environment, free_port
 
 from fxforms import distributed as fd
 from fxforms.errors import ArgumentError, RpcTimeoutError
@@ -132,6 +134,22 @@ def test_a_shutdown_that_does_not_wait_for_ever() -> None:
     go.set()
     other.join(10)
     assert_nothing_held()
+
+
+def test_an_agent_whose_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("grpc", "fxforms.distributed.agents.grpc"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ArgumentError, match=r"fxforms\[grpc\]"):
+        fd.init_rpc("w", rank=0, world_size=1, agent="grpc")
+
+
+def test_importing_fxforms_imports_none_of_it() -> None:
+    code = (
+        "import sys, fxforms; "
+        "print([m for m in ('fxforms.distributed', 'grpc', 'msgpack') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
 
 
 def test_only_functions_with_a_name_are_registered() -> None:
