@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from distributed import autograd_functions as af
-from distributed.worlds import until, world
 
 from fxforms import distributed as fd
 from fxforms import grad, hessian, jvp, vmap
@@ -16,19 +15,8 @@ from fxforms.distributed.agents.local import LocalAgent
 from fxforms.errors import ArgumentError, RemoteError
 
 Tensor = torch.Tensor
+pytestmark = pytest.mark.usefixtures("local_workers", "nothing_recorded")
 WORKERS = ["w1", "w2", "w3"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with world("local", 4, tmp_path_factory.mktemp("world")):
-        yield
-
-
-@pytest.fixture(autouse=True)
-def released() -> Iterator[None]:
-    yield
-    assert until(lambda: not fd.debug_info()["residuals"])
 
 
 def numbers(*shape: int) -> Tensor:
