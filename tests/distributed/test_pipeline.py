@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 def test_the_pipeline_trains_as_one_process_does() -> None:
     command = [sys.executable, "-W", "ignore", str(ROOT / "examples" / "pipeline.py")]
     done = subprocess.run(
-        [*command, "--epochs", "2"], capture_output=True, text=True, timeout=240, check=False
+        [*command, "--epochs", "5"], capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
     numbers = re.findall(r"(\S+)\n", done.stdout)
