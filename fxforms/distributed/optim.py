@@ -67,7 +67,7 @@ class DistributedOptimizer:
     Args:
         optimizer_class: a class of ``torch.optim``.
         params_rref: RRefs of the parameters, each a tensor that needs a gradient.
-        *args, **kwargs: what the class takes beside the parameters: numbers and plain data.
+        args, kwargs: what the class takes beside the parameters: numbers and plain data.
 
     Raises:
         ArgumentError: the class is not one of ``torch.optim``, or an entry is no RRef.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fxforms import _substrate as substrate
-from fxforms._tree import leaves
+from fxforms._tree import is_atom, leaves
 from fxforms.distributed import remote_nodes
 from fxforms.distributed.calls import call_hooks
 from fxforms.distributed.context import current_context
@@ -90,6 +90,13 @@ def _result(call: RemoteCall, outputs: Sequence[torch.Tensor]) -> Any:
     return join(call.parts[0].returned[0], outputs)
 
 
+def _values(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Sequence[Any]:
+    """The leaves of the arguments, which mostly are the arguments themselves."""
+    if not kwargs and all(map(is_atom, args)):
+        return args
+    return leaves((list(args), dict(kwargs or {})))
+
+
 def _hook(
     worker: WorkerInfo,
     fn: Any,
@@ -101,8 +108,8 @@ def _hook(
     active = substrate.transforms_active()
     if not active and (current_context() is not None or not torch.is_grad_enabled()):
         return None
-    operands = [x for x in leaves((list(args), kwargs)) if isinstance(x, torch.Tensor)]
-    dual = remote_nodes.has_tangents(tuple(operands))
+    operands = tuple([x for x in _values(args, kwargs) if isinstance(x, torch.Tensor)])
+    dual = remote_nodes.has_tangents(operands)
     if not (active or dual or requires_grad(operands)):
         return None
     call, tensors = _prepared(worker, known_name(fn, "rpc_sync"), args, kwargs or {}, timeout)
