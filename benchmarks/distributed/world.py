@@ -1,7 +1,6 @@
 """Two processes that both speak torch.distributed.rpc and fxforms.distributed."""
 
 import atexit
-import json
 import os
 import socket
 import subprocess
@@ -28,7 +27,10 @@ _WAIT = 60.0
 
 
 class _World:
-    """The world that is there, if any; one at a time."""
+    """The world that is there, if any. The other process is the same for all.
+
+    torch can be a worker once in the life of a process, so only fxforms changes.
+    """
 
     def __init__(self) -> None:
         self.name = ""
@@ -40,23 +42,30 @@ class _World:
         """Be in the world called ``name``, a key of `OPTIONS`."""
         if self.name == name:
             return
-        self.leave()
+        if self.peer is None:
+            port = _free_port()
+            self.peer = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.distributed.peer", str(port)]
+            )
+            join_torch(0, port)
         options = dict(OPTIONS[name])
         if options["agent"] == "grpc":
             options |= authority(Path(self.folder.name), "ca").issue("worker")
-        ports = [_free_port(), _free_port()]
-        self.peer = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.distributed.peer", json.dumps([ports, options])]
-        )
-        join(0, ports, options)
+        port = _free_port()
+        other = torch_rpc.rpc_async(NAMES[1], join, args=(1, port, options))
+        join(0, port, options)
+        other.wait()
         self.name = name
 
     def leave(self) -> None:
-        """End the world that is there."""
+        """End the world that is there, and the other process."""
         if self.peer is None:
             return
-        part()
         try:
+            other = torch_rpc.rpc_async(NAMES[1], distributed.shutdown)
+            distributed.shutdown()
+            other.wait()
+            torch_rpc.shutdown()
             self.peer.wait(_WAIT)
         finally:
             self.peer.kill()
@@ -70,22 +79,22 @@ def _free_port() -> int:
         return port
 
 
-def join(rank: int, ports: list[int], options: dict[str, Any]) -> None:
-    """Make this process worker ``rank``, of torch and of fxforms."""
+def join_torch(rank: int, port: int) -> None:
+    """Make this process worker ``rank`` of torch."""
     torch.set_num_threads(1)
     os.environ["MASTER_ADDR"] = "127.0.0.1"
-    os.environ["MASTER_PORT"] = str(ports[0])
-    torch_rpc.init_rpc(NAMES[rank], rank=rank, world_size=2)
-    os.environ["MASTER_PORT"] = str(ports[1])
+    os.environ["MASTER_PORT"] = str(port)
+    torch_rpc.init_rpc(NAMES[rank], rank=rank, world_size=len(NAMES))
+
+
+def join(rank: int, port: int, options: dict[str, Any]) -> None:
+    """Leave the world of fxforms that is there, and be worker ``rank`` of a new one."""
+    distributed.shutdown()
+    os.environ["MASTER_PORT"] = str(port)
     given = dict(options)
-    agent = given.pop("agent")
-    distributed.init_rpc(NAMES[rank], rank=rank, world_size=2, agent=agent, options=given)
-
-
-def part() -> None:
-    """Leave both worlds, when the other process does."""
-    distributed.shutdown(timeout=None)
-    torch_rpc.shutdown()
+    distributed.init_rpc(
+        NAMES[rank], rank=rank, world_size=len(NAMES), agent=given.pop("agent"), options=given
+    )
 
 
 world = _World()
