@@ -18,7 +18,7 @@ MEBIBYTES = 16
 IN_FLIGHT = 64
 BOUNDS = {
     "process_group": {"operator": 1.0, "function": 1.0, "echo": 1.2, "flight": 1.0},
-    "grpc": {"operator": 1.5, "function": 1.5, "echo": 3.0, "flight": 1.5},
+    "grpc": {"operator": 1.5, "function": 1.5, "echo": 3.0},
 }
 LARGE_ALONE = ("process_group, no shared memory", "grpc, no shared memory")
 
