@@ -93,7 +93,7 @@ class RpcAgent(ABC):
     def _close(self) -> None:
         """End the connections, so that every thread that waits for one goes on."""
 
-    def _before_waiting(self) -> None:  # noqa: B027 - most transports have nothing to do
+    def before_waiting(self) -> None:  # noqa: B027 - most transports have nothing to do
         """Called in a thread that waits next for another worker; it may be one that receives."""
 
     # --- what a caller uses ----------------------------------------------------------------------
@@ -139,7 +139,7 @@ class RpcAgent(ABC):
         waiter: Waiter[Message] = Waiter()
         request = Request(to, seconds(timeout, self.timeout), waiter, None)
         self._start(message, request)
-        self._before_waiting()
+        self.before_waiting()
         if not waiter.ended(request.timeout):
             self._requests.fail(message.id, request.late())
             waiter.ended(SHUTDOWN)  # an answer that came just now may not be there yet
@@ -148,7 +148,7 @@ class RpcAgent(ABC):
     def wait(self, future: Future[_T], worker: WorkerInfo, timeout: float | None) -> _T:
         """The value of a future that depends on ``worker``, within ``timeout`` seconds."""
         limit = seconds(timeout, self.timeout)
-        self._before_waiting()
+        self.before_waiting()
         try:
             return future.result(limit)
         except TimeoutError:

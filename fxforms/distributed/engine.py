@@ -79,6 +79,7 @@ class _Run:
                 under_way += len(requests)
                 if not under_way:
                     return
+                self._agent.before_waiting()
                 response = done.get().value()
                 under_way -= 1
             fired = self._take(response)

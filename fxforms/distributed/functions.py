@@ -92,9 +92,30 @@ class RecvRpcBackward(torch.autograd.Function):
         )
 
 
+class Inputs(torch.autograd.Function):
+    """Where a graph begins that is differentiated apart from what its inputs came from."""
+
+    @staticmethod
+    def forward(ctx: Any, tensors: list[torch.Tensor], _: torch.Tensor) -> Any:
+        """``tensors`` as they are, but no leaves, so that they can be changed in place."""
+        return tuple(tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, None]:
+        """Nothing: the gradients are asked for here."""
+        return None, None
+
+
 RECV: Any = RecvRpcBackward._backward_cls
 _apply = substrate.autograd_apply(RecvRpcBackward)
+_inputs = substrate.autograd_apply(Inputs)
 _NEEDS_GRADIENT = torch.empty(0, requires_grad=True)
+
+
+def as_inputs(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """``tensors`` as the inputs of a graph of their own."""
+    with torch.enable_grad():
+        return _inputs(list(tensors), _NEEDS_GRADIENT)  # type: ignore[no-any-return]
 
 
 def attach_recv(

@@ -122,6 +122,8 @@ class BackwardPass:
             del self._lacking[group], self._begun[group]
             shares = any(group & other for other in self._lacking)
             fired += self._run(group, retain or shares)
+        if not self._lacking:
+            self._arrived.clear()
         return fired
 
     def _run(self, group: int, retain: bool) -> list[Fired]:

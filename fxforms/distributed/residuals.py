@@ -13,25 +13,35 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 
+from fxforms import _substrate as substrate
 from fxforms.distributed.agent import RpcAgent, prepare
 from fxforms.distributed.calls import call_command, send_command
 from fxforms.distributed.current import current_agent
-from fxforms.distributed.functions import RECV
+from fxforms.distributed.functions import RECV, as_inputs, edge_of
 from fxforms.distributed.plan import LEAF, following
 from fxforms.distributed.registry import register
 from fxforms.distributed.requests import WorkerInfo
-from fxforms.distributed.transformed import Base, Tensors, Transform, apply_all
+from fxforms.distributed.transformed import Base, Tensors, Transform, apply_all, fill
 from fxforms.errors import ArgumentError, RpcError
 from fxforms.transforms import vmap
 
 
 @dataclass(slots=True)
 class Kept:
-    """A graph that waits for its backward pass: inputs and outputs, and the worker it is for."""
+    """A graph that waits for its backward pass.
+
+    Attributes:
+        caller: the worker that it is kept for.
+        inputs: what is differentiated with respect to, as edges and as tensors of
+            their shapes, without data.
+        outputs: those that have a derivative.
+    """
 
     caller: int
-    inputs: list[torch.Tensor]
+    inputs: list[GradientEdge]
+    like: list[torch.Tensor]
     outputs: list[torch.Tensor]
 
 
@@ -133,13 +143,14 @@ def keep(
     """
     base = Base(name, arguments)
     function = apply_all(base, transforms)
-    inputs = []
-    operands = list(tensors)
-    for i, is_chosen in enumerate(mask):
-        if is_chosen:
-            operands[i] = batch_first(tensors[i], [[m[1][i], m[3]] for m in reversed(maps)])
-            operands[i].requires_grad_()
-            inputs.append(operands[i])
+    like = [
+        batch_first(tensors[i], [[m[1][i], m[3]] for m in reversed(maps)])
+        for i, is_chosen in enumerate(mask)
+        if is_chosen
+    ]
+    inputs = as_inputs(like)
+    edges = [edge_of(x) for x in inputs]
+    operands = fill(mask, inputs, tensors)
     fronted = [
         [kind, [0 if chosen else d for d, chosen in zip(in_dims, mask)], *rest]
         for kind, in_dims, *rest in maps
@@ -151,8 +162,8 @@ def keep(
     handle = agent.new_id()
     recorded = [x for x in outputs if x.requires_grad]
     if recorded:
-        _residuals().kept[handle] = Kept(caller, inputs, recorded)
-    captured = not maps and has_others(recorded, inputs)
+        _residuals().kept[handle] = Kept(caller, edges, [x.to("meta") for x in like], recorded)
+    captured = not maps and has_others(recorded, edges)
     return handle, moving, captured, base.returned, tuple([x.detach() for x in outputs])
 
 
@@ -171,17 +182,16 @@ def batch_first(tensor: torch.Tensor, batches: list[list[Any]]) -> torch.Tensor:
     return tensor.detach()
 
 
-def has_others(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> bool:
-    """True if a leaf that is not among ``inputs``, or another worker, has a gradient there."""
-    seen: set[Any] = set()
-    stack = [x.grad_fn for x in outputs]
-    own = {id(x) for x in inputs}
+def has_others(outputs: Sequence[torch.Tensor], inputs: Sequence[GradientEdge]) -> bool:
+    """True if a leaf, or another worker, has a gradient there, beside ``inputs``."""
+    seen: set[Any] = {edge.node for edge in inputs}
+    stack = [edge_of(x).node for x in outputs]
     while stack:
         node: Any = stack.pop()
-        if node is None or node in seen:
+        if node in seen:
             continue
         seen.add(node)
-        if type(node) is RECV or (type(node) is LEAF and id(node.variable) not in own):
+        if type(node) in (RECV, LEAF):
             return True
         stack.extend(following(node))
     return False
@@ -208,12 +218,17 @@ def pull(handle: int, levels: list[list[Any]], retain: bool, *cotangents: torch.
     for i, cotangent in enumerate(cotangents):
         batches = [[0 if present[i] else None, size] for size, _, present in levels]
         given.append(batch_first(cotangent, batches))
+    edges: Any = found.inputs
     new = [place for place, (_, own, _) in enumerate(levels) if not own]
     front = list(range(len(new)))
 
     def run(*cts: torch.Tensor) -> Tensors:
-        return torch.autograd.grad(
-            found.outputs, found.inputs, cts, retain_graph=True, materialize_grads=True
+        grads = substrate.run_backward(found.outputs, cts, edges, True, False)
+        return tuple(
+            [
+                torch.zeros_like(x, device="cpu") if g is None else g
+                for g, x in zip(grads, found.like)
+            ]
         )
 
     for _ in new:

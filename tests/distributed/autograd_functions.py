@@ -179,6 +179,16 @@ def noisy(x: Tensor) -> Tensor:
 
 
 @register
+def changed_in_place(x: Tensor) -> Tensor:
+    return x.mul_(2).sin()
+
+
+@register
+def first_alone(x: Tensor, y: Tensor) -> Tensor:
+    return x * 2
+
+
+@register
 def slow_sine(x: Tensor) -> Tensor:
     time.sleep(0.2)
     return x.sin()

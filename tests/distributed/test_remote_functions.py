@@ -194,6 +194,20 @@ def test_outputs_without_a_derivative() -> None:
     assert not no_tangent.any()
 
 
+def test_an_argument_that_is_changed_and_one_that_is_not_used() -> None:
+    x = numbers(3)
+    expected = 2 * (2 * x).cos()
+    torch.testing.assert_close(grad(total(remote(af.changed_in_place)))(x), expected)
+    torch.testing.assert_close(vmap(grad(remote(af.changed_in_place)))(x), expected)
+    leaf = x.clone().requires_grad_()
+    torch.testing.assert_close(
+        torch.autograd.grad(remote(af.changed_in_place)(leaf * 1).sum(), leaf)[0], expected
+    )
+    g_x, g_y = vmap(grad(remote(af.first_alone), BOTH))(x, x)
+    torch.testing.assert_close(g_x, torch.full_like(x, 2))
+    assert not g_y.any()
+
+
 def test_a_custom_function_on_a_worker() -> None:
     x = numbers(5)
     f = remote(af.swish)

@@ -154,7 +154,7 @@ class LinkedAgent(RpcAgent):
             if self._turns.get(id(link)) is turn:
                 del self._turns[id(link)]
 
-    def _before_waiting(self) -> None:
+    def before_waiting(self) -> None:
         turn = getattr(self._thread, "turn", None)
         if turn is not None:
             turn.end()
