@@ -22,7 +22,7 @@ from fxforms.distributed.parts import (
     numbered,
     spread,
 )
-from fxforms.distributed.transformed import Tensors, evaluate, is_inexact
+from fxforms.distributed.transformed import Tensors, evaluate, evaluate_operator, is_inexact
 from fxforms.functions.bind import bind
 
 
@@ -54,8 +54,10 @@ class RemoteCall:
             return remote_nodes.apply_plain(self, operands)
         requests = [(*part.described, *xs) for part, xs in numbered(self.parts, operands)]
         captures = current_context() is not None or not all(p.is_operator for p in self.parts)
-        ask = ask_all if captures else ask_all_unrecorded  # nothing is left that has a gradient
-        answers = ask(evaluate, self.parts, requests)
+        if captures:
+            answers = ask_all(evaluate, self.parts, requests)
+        else:  # nothing is left that has a gradient
+            answers = ask_all_unrecorded(evaluate_operator, self.parts, requests)
         for part, (returned, _) in zip(self.parts, answers):
             part.returned[0] = returned
         return self.gather([outputs for _, outputs in answers])

@@ -151,6 +151,15 @@ _TRANSFORMS: dict[str, Callable[..., FlatFunction]] = {
 
 
 @register
+def evaluate_operator(
+    name: str, arguments: Any, transforms: list[Transform], *tensors: torch.Tensor
+) -> tuple[Any, Tensors]:
+    """As `evaluate`, for an operator alone; `fxforms.distributed.short` knows it."""
+    operator(name)
+    return evaluate(name, arguments, transforms, *tensors)
+
+
+@register
 def evaluate(
     name: str, arguments: Any, transforms: list[Transform], *tensors: torch.Tensor
 ) -> tuple[Any, Tensors]:

@@ -10,9 +10,9 @@ from types import MappingProxyType
 from typing import Protocol
 
 from fxforms.distributed.agent import RpcAgent
-from fxforms.distributed.autograd_commands import wrapped_type
-from fxforms.distributed.message import Message, MessageType
+from fxforms.distributed.message import Message
 from fxforms.distributed.requests import WorkerInfo
+from fxforms.distributed.short import is_short
 from fxforms.errors import WorkerLostError
 
 Run = Callable[[Callable[[], None]], None]
@@ -53,14 +53,6 @@ class Link(Protocol):
         """End the connection: `receive` raises, on both ends."""
 
 
-# What is mostly answered in less time than it takes to wake a thread.
-_SHORT = frozenset(
-    {
-        MessageType.SCRIPT_CALL,
-        MessageType.BACKWARD_AUTOGRAD_REQ,
-        MessageType.CLEANUP_AUTOGRAD_CONTEXT_REQ,
-    }
-)
 _PATIENCE = 0.01  # seconds that a short request may keep its link from receiving
 
 
@@ -128,7 +120,7 @@ class LinkedAgent(RpcAgent):
                 message = link.receive()
                 if message is None:
                     continue
-                short = message.is_response or wrapped_type(message) in _SHORT
+                short = message.is_response or is_short(message)
                 if not short:
                     self.pool.submit(self._receive, link)
             except Exception as error:  # whatever hostile bytes provoke ends the link
