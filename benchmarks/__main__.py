@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks eager`, `staged` and `memory`."""
+"""The command line: `python -m benchmarks eager`, `staged`, `distributed` and `memory`."""
 
 import json
 import sys
@@ -29,7 +29,7 @@ def suite(name: str) -> list[Workload]:
     return found
 
 
-SUITES = {name: partial(suite, name) for name in ("eager", "staged")}
+SUITES = {name: partial(suite, name) for name in ("eager", "staged", "distributed")}
 
 
 def parser() -> ArgumentParser:

@@ -95,6 +95,7 @@ saved_hooks_message = _hooks._saved_tensors_hooks_get_disabled_error_message
 disable_saved_hooks = _hooks._saved_tensors_hooks_disable
 enable_saved_hooks = _hooks._saved_tensors_hooks_enable
 dispatch_modes = _len_torch_dispatch_stack  # how many record or fake operations
+keeps_graph = _hooks._get_current_graph_task_keep_graph
 single_level_allowed = _functorch.get_single_level_autograd_function_allowed
 set_single_level_allowed = _functorch.set_single_level_autograd_function_allowed
 

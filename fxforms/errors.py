@@ -50,6 +50,40 @@ class EscapedTensorError(FxformsError, RuntimeError):
     """A tensor of a transform was used after the transform ended."""
 
 
+class RpcError(FxformsError, RuntimeError):
+    """A remote call failed. Base class of every error of ``fxforms.distributed``."""
+
+
+class RpcTimeoutError(RpcError, TimeoutError):
+    """A worker did not answer within the timeout of the call."""
+
+
+class WorkerLostError(RpcError, ConnectionError):
+    """The connection to a worker ended: it died, was shut down, or could not be reached."""
+
+
+class MessageError(RpcError, ValueError):
+    """A message cannot be encoded, or what arrived is not a message."""
+
+
+class RemoteError(RpcError):
+    """The function that a worker ran raised an error, which is said again here.
+
+    What is raised is also an instance of the built-in or registered type that was raised there.
+
+    Attributes:
+        worker: the name of the worker on which the error was raised.
+        remote_type: the name of its type, as ``module:qualname``.
+        remote_text: its text.
+        remote_traceback: the traceback, as that worker would print it.
+    """
+
+    worker: str
+    remote_type: str
+    remote_text: str
+    remote_traceback: str
+
+
 def name_of(func: Any) -> str:
     """The name by which an error message calls ``func``."""
     inner = getattr(func, "func", None)  # functools.partial

@@ -1,0 +1,1 @@
+"""The transports, each behind `fxforms.distributed.agent.RpcAgent`."""

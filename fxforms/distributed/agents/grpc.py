@@ -1,0 +1,197 @@
+"""Workers that are processes on any network: gRPC with mutual TLS.
+
+Two workers share one stream, which the one of higher rank opens. A worker whose certificate the CA
+has signed is trusted to be the one that it says it is.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from typing import Any
+
+import grpc
+
+from fxforms.distributed.agent import Respond, RpcAgent
+from fxforms.distributed.agents.credentials import load
+from fxforms.distributed.agents.grpc_door import RANK, SERVICE, Door, Stream, channel_options, join
+from fxforms.distributed.agents.linked import Cut, LinkedAgent, Run
+from fxforms.distributed.agents.shared_memory import Probe, SharedFrames, shared
+from fxforms.distributed.frame import decode, joined, write_head
+from fxforms.distributed.message import Message
+from fxforms.distributed.options import Options, master
+from fxforms.distributed.requests import WorkerInfo
+from fxforms.errors import MessageError
+
+_WHOLE, _REFERENCE, _BEAT = b"\0", b"\1", b"\2"  # how what is on the stream begins
+_SILENT = "nothing was heard of it for too long."
+_SMALL = 1 << 14  # bytes that go through the stream in any case
+
+
+class GrpcLink:
+    """One end of a stream. gRPC writes it in a thread of its own, as fast as the peer reads."""
+
+    def __init__(self, peer: WorkerInfo, stream: Stream, limit: int, memory: int) -> None:
+        self.peer = peer
+        self._stream, self._limit = stream, limit
+        self._shared = SharedFrames(memory, limit) if memory else None
+        self.heard = time.monotonic()
+        self.silent = False
+
+    def send(self, message: Message, run: Run | None) -> None:
+        """Send ``message``, large tensors through shared memory where there is some."""
+        head, tensors = write_head(message)
+        size = len(head) + sum(tensor.nbytes for tensor in tensors)
+        if size > self._limit:
+            raise MessageError(f"A message of {size} bytes, at most {self._limit} are sent.")
+        reference = None
+        if self._shared and size > _SMALL:
+            reference = self._shared.write(head, tensors)
+        if reference is None:
+            self._stream.outgoing.put(joined(_WHOLE + head, tensors))
+        else:
+            self._stream.outgoing.put(_REFERENCE + reference)
+
+    def receive(self) -> Message | None:
+        """The next message."""
+        try:
+            data = next(self._stream.incoming)
+        except StopIteration:
+            raise Cut("it was shut down.") from None
+        except grpc.RpcError as error:
+            reason = f"its stream ended; the process may have died. {_details(error)}"
+            raise Cut(_SILENT if self.silent else reason) from None
+        self.heard = time.monotonic()
+        if data == _BEAT:
+            return None
+        body = memoryview(data)[1:]
+        if data[:1] == _REFERENCE and self._shared:
+            return self._shared.read(body)
+        return decode(body, self._limit)
+
+    def beat(self, silence: float) -> None:
+        """Tell the peer that this worker lives; end the stream if it said nothing for so long."""
+        if self._stream.outgoing.empty():
+            self._stream.outgoing.put(_BEAT)
+        if time.monotonic() - self.heard > silence:
+            self.silent = True
+            self._stream.cancel()
+
+    def bye(self) -> None:
+        """Tell the peer that this worker leaves."""
+        self._stream.outgoing.put(None)
+
+    def cut(self) -> None:
+        """End the stream."""
+        self._stream.outgoing.put(None)
+        self._stream.cancel()
+        if self._shared:
+            self._shared.close()
+
+
+def _details(error: Any) -> str:
+    """What gRPC says of an error; a server gets none."""
+    return str(error.details())[:200] if isinstance(error, grpc.Call) else ""
+
+
+class GrpcAgent(LinkedAgent):
+    """A worker that is a process, with a stream to each other."""
+
+    def start(self, joined: _Joining, links: list[GrpcLink]) -> None:
+        """Receive from ``links``; what joining took is given back when this agent ends."""
+        self._joining = joined
+        self.connect(links)
+        self.pool.submit(self._beat, links, joined.options.silence)
+
+    def _beat(self, links: list[GrpcLink], silence: float) -> None:
+        while not self.closed.wait(silence / 4):
+            for link in links:
+                link.beat(silence)
+
+    def _close(self) -> None:
+        super()._close()
+        self._joining.close()
+
+
+class _Joining:
+    """What one worker needs to join, and keeps."""
+
+    def __init__(self, name: str, rank: int, size: int, options: Options) -> None:
+        self.options, self.rank = options, rank
+        host, port = master("grpc")
+        self._first = f"{host}:{port}"
+        self._credentials = load(options, options.host, host)
+        self._channels: list[grpc.Channel] = []
+        self._probe = Probe()
+        address = self._first if rank == 0 else f"{options.host}:0"
+        try:
+            self._door = Door(name, rank, size, address, self._credentials, options)
+        except BaseException:
+            self._probe.close()
+            raise
+
+    def meet(self, name: str, size: int) -> list[Any]:
+        """Name, address and memory of all workers, when all have joined."""
+        memory = self._probe.told() if self.options.shared_memory else (0, -1, "")
+        rank, address, seconds = self.rank, self._door.address, self.options.init_timeout
+        if rank == 0:
+            return self._door.meet(name, rank, size, address, list(memory), seconds)
+        parts = [name, rank, size, address, list(memory)]
+        return join(self._channel(self._first), parts, seconds)
+
+    def links(self, told: list[Any]) -> list[GrpcLink]:
+        """A stream to each other worker: opened to the lower ranks, awaited from the higher."""
+        limit = self.options.max_message_bytes
+        later = set(range(self.rank + 1, len(told)))
+        streams = {rank: self._open(told[rank][1]) for rank in range(self.rank)}
+        streams |= self._door.streams(later, self.options.init_timeout)
+        links = []
+        for rank, stream in streams.items():
+            name, _, memory = told[rank]
+            pid = memory[0] if self.options.shared_memory and shared(memory) else 0
+            links.append(GrpcLink(WorkerInfo(name, rank), stream, limit, pid))
+        return links
+
+    def _open(self, address: str) -> Stream:
+        """A new stream to the worker at ``address``."""
+        outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        call = self._channel(address).stream_stream(f"/{SERVICE}/Stream")
+        incoming = call(iter(outgoing.get, None), metadata=((RANK, str(self.rank)),))
+        return Stream(incoming, outgoing, incoming.cancel)
+
+    def _channel(self, address: str) -> grpc.Channel:
+        options = channel_options(self.options)
+        secure = self._credentials.channel
+        if secure is None:
+            channel = grpc.insecure_channel(address, options)
+        else:
+            channel = grpc.secure_channel(address, secure, options)
+        self._channels.append(channel)
+        return channel
+
+    def close(self) -> None:
+        """Close the channels and the server."""
+        for channel in self._channels:
+            channel.close()
+        self._door.close()
+        self._probe.close()
+
+
+def start(name: str, rank: int, size: int, respond: Respond, options: Options) -> RpcAgent:
+    """Join the world at MASTER_ADDR and MASTER_PORT as worker ``name``.
+
+    Raises:
+        ArgumentError: certificates are missing, or the workers do not agree.
+        RpcTimeoutError: not all workers joined in time.
+    """
+    joining = _Joining(name, rank, size, options)
+    try:
+        told = joining.meet(name, size)
+        workers = [WorkerInfo(name, id) for id, (name, _, _) in enumerate(told)]
+        links = joining.links(told)
+    except BaseException:
+        joining.close()
+        raise
+    agent = GrpcAgent(workers[rank], workers, respond, options.rpc_timeout)
+    agent.start(joining, links)
+    return agent

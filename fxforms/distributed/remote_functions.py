@@ -1,0 +1,124 @@
+"""``remote_function``: a function on another worker as one that every transform takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fxforms import _substrate as substrate
+from fxforms._tree import is_atom, leaves
+from fxforms.distributed import remote_nodes
+from fxforms.distributed.calls import call_hooks
+from fxforms.distributed.context import current_context
+from fxforms.distributed.current import current_agent
+from fxforms.distributed.futures import Future
+from fxforms.distributed.parts import Part
+from fxforms.distributed.registry import operator_name, registered_name
+from fxforms.distributed.remote_call import RemoteCall, requires_grad
+from fxforms.distributed.requests import UNSET_RPC_TIMEOUT, WorkerInfo
+from fxforms.distributed.transformed import join, split
+from fxforms.errors import ArgumentError, name_of
+
+
+def remote_function(
+    worker: str | int | WorkerInfo, fn: Callable[..., Any], *, timeout: float = UNSET_RPC_TIMEOUT
+) -> Callable[..., Any]:
+    """``fn``, run on ``worker``, as a function that composes with every transform.
+
+    ``vmap`` sends the whole batch in one message, ``jvp`` primals and tangents in one. ``grad`` and
+    plain autograd leave the graph on the worker and send cotangents to it. Derivatives of any order
+    pass. What ``fn`` captures on the worker is a constant to them, as to any transform.
+
+    Args:
+        worker: name, rank or `WorkerInfo`.
+        fn: a registered function, or a built-in operator of torch. It takes and returns pytrees of
+            tensors and plain data.
+        timeout: seconds that one call may take; the world's ``rpc_timeout`` unless given.
+
+    Returns:
+        A function of the arguments of ``fn``.
+
+    Raises:
+        ArgumentError: ``fn`` is neither registered nor an operator.
+
+    Example:
+        >>> import torch, fxforms
+        >>> from fxforms import distributed
+        >>> distributed.init_rpc("alone", rank=0, world_size=1, agent="local")
+        >>> sin = distributed.remote_function("alone", torch.sin)
+        >>> fxforms.vmap(fxforms.grad(sin))(torch.zeros(3))
+        tensor([1., 1., 1.])
+        >>> distributed.shutdown()
+    """
+    name = known_name(fn, "remote_function")
+
+    def remote(*args: Any, **kwargs: Any) -> Any:
+        call, operands = _prepared(current_agent().worker(worker), name, args, kwargs, timeout)
+        return _result(call, call.bind(*operands))
+
+    remote.__name__ = remote.__qualname__ = name_of(fn)
+    return remote
+
+
+def known_name(fn: Any, api: str) -> str:
+    """The name of ``fn`` on every worker."""
+    name = registered_name(fn) or operator_name(fn)
+    if name is None:
+        raise ArgumentError(
+            f"{api}({name_of(fn)}): expected a registered function or a built-in operator of "
+            "torch. Decorate it with @fxforms.distributed.register, in a module that the worker "
+            "imports too."
+        )
+    return name
+
+
+def _prepared(
+    worker: WorkerInfo, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout: float
+) -> tuple[RemoteCall, tuple[torch.Tensor, ...]]:
+    """The call, and its operands."""
+    if not kwargs and all(isinstance(x, torch.Tensor) for x in args):
+        arguments, operands = None, tuple(args)
+    else:
+        arguments, operands = split((list(args), dict(kwargs)))
+    return RemoteCall([Part(worker, name, arguments, len(operands), timeout)]), operands
+
+
+def _result(call: RemoteCall, outputs: Sequence[torch.Tensor]) -> Any:
+    """What the function returned, with these tensors in it."""
+    return join(call.parts[0].returned[0], outputs)
+
+
+def _values(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Sequence[Any]:
+    """The leaves of the arguments, which mostly are the arguments themselves."""
+    if not kwargs and all(map(is_atom, args)):
+        return args
+    return leaves((list(args), dict(kwargs or {})))
+
+
+def _hook(
+    worker: WorkerInfo,
+    fn: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    timeout: float,
+) -> Future[Any] | None:
+    """Take a call of ``rpc_sync`` or ``rpc_async`` that a transform or plain autograd follows."""
+    active = substrate.transforms_active()
+    if not active and (current_context() is not None or not torch.is_grad_enabled()):
+        return None
+    operands = tuple([x for x in _values(args, kwargs) if isinstance(x, torch.Tensor)])
+    dual = remote_nodes.has_tangents(operands)
+    if not (active or dual or requires_grad(operands)):
+        return None
+    call, tensors = _prepared(worker, known_name(fn, "rpc_sync"), args, kwargs or {}, timeout)
+    if not (active or dual):
+        future = remote_nodes.apply_plain_async(call, tensors)
+        return future.then(lambda done: _result(call, done.value()))
+    result: Future[Any] = Future()
+    result.end(_result(call, call.bind(*tensors)))
+    return result
+
+
+call_hooks.append(_hook)

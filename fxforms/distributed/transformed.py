@@ -1,0 +1,169 @@
+"""What a worker runs for a remote function: the function by its name, under transforms.
+
+A transform is plain data. The list of them is applied innermost first, each to a flat function, of
+tensors to a tuple of tensors:
+
+- ``["vmap", in_dims, randomness, batch_size]``: outputs have the batch at dim 0.
+- ``["jvp", mask]``: of operands, then tangents of those in ``mask``; to outputs, then tangents of
+  the inexact ones.
+- ``["vjp", mask]``: of operands, then cotangents of the inexact outputs; to gradients of the
+  operands in ``mask``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fxforms._tree import flatten
+from fxforms.distributed.registry import operator, register, registered
+from fxforms.errors import MessageError, describe
+from fxforms.transforms import jvp, vjp
+from fxforms.transforms._batch import Batch
+from fxforms.transforms.vmap import check_randomness, run_mapped
+
+Tensors = tuple[torch.Tensor, ...]
+FlatFunction = Callable[..., Tensors]
+Transform = list[Any]
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Stands for a tensor in a tree that travels apart from its tensors."""
+
+    index: int
+
+
+def split(tree: Any) -> tuple[Any, Tensors]:
+    """``tree`` with slots for its tensors, and these; None stands for a tree that is one tensor."""
+    if isinstance(tree, torch.Tensor):
+        return None, (tree,)
+    leaves, spec = flatten(tree)
+    tensors: list[torch.Tensor] = []
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            leaves[index] = Slot(len(tensors))
+            tensors.append(leaf)
+    return [spec.unflatten(leaves)], tuple(tensors)
+
+
+def join(tree: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    """The tree that `split` took apart."""
+    if tree is None:
+        return tensors[0]
+    leaves, spec = flatten(tree[0])
+    return spec.unflatten([tensors[x.index] if isinstance(x, Slot) else x for x in leaves])
+
+
+def is_inexact(tensor: torch.Tensor) -> bool:
+    """True for a tensor that has a derivative."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def fill(mask: Sequence[bool], chosen: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    """``others`` with ``chosen`` in the places of ``mask``."""
+    given = iter(chosen)
+    return [next(given) if is_chosen else x for is_chosen, x in zip(mask, others)]
+
+
+class Base:
+    """A registered function, or an operator, as a flat function.
+
+    Attributes:
+        returned: what it returned last, with slots for tensors.
+    """
+
+    def __init__(self, name: str, arguments: Any) -> None:
+        self._function = operator(name) if name.startswith("aten::") else registered(name)
+        self._arguments = arguments
+        self.returned: Any = None
+
+    def __call__(self, *tensors: torch.Tensor) -> Tensors:
+        """The tensors that the function returns for these."""
+        if self._arguments is None:
+            output = self._function(*tensors)
+        else:
+            args, kwargs = join(self._arguments, tensors)
+            output = self._function(*args, **kwargs)
+        self.returned, outputs = split(output)
+        return outputs
+
+
+def apply_all(function: FlatFunction, transforms: Sequence[Transform]) -> FlatFunction:
+    """``function`` under ``transforms``."""
+    for kind, *parameters in transforms:
+        transform = _TRANSFORMS.get(kind)
+        if transform is None:
+            raise MessageError(f"{kind!r} is no transform of remote functions.")
+        function = transform(function, *parameters)
+    return function
+
+
+def _mapped(
+    function: FlatFunction, in_dims: list[int | None], randomness: str, batch_size: int
+) -> FlatFunction:
+    check_randomness(function, randomness)
+
+    def mapped(*operands: torch.Tensor) -> Tensors:
+        for operand, dim in zip(operands, in_dims):
+            if dim is not None and operand.shape[dim] != batch_size:
+                raise MessageError(f"The batch dim of {describe(operand)} is not {batch_size}.")
+        batch = Batch(list(operands), in_dims, None, batch_size)
+        outputs: Tensors = run_mapped(function, batch, 0, randomness, {})
+        return outputs
+
+    return mapped
+
+
+def _pushforward(function: FlatFunction, mask: list[bool]) -> FlatFunction:
+    def push(*operands: torch.Tensor) -> Tensors:
+        primals, tangents = operands[: len(mask)], operands[len(mask) :]
+        chosen = tuple([x for x, is_chosen in zip(primals, mask) if is_chosen])
+        outputs, moved = jvp(lambda *xs: function(*fill(mask, xs, primals)), chosen, tangents)
+        return (*outputs, *[t for x, t in zip(outputs, moved) if is_inexact(x)])
+
+    return push
+
+
+def _pullback(function: FlatFunction, mask: list[bool]) -> FlatFunction:
+    def pull(*operands: torch.Tensor) -> Tensors:
+        primals, cotangents = operands[: len(mask)], operands[len(mask) :]
+
+        def inexact(*xs: torch.Tensor) -> Tensors:
+            return tuple([x for x in function(*fill(mask, xs, primals)) if is_inexact(x)])
+
+        chosen = [x for x, is_chosen in zip(primals, mask) if is_chosen]
+        found: Tensors = vjp(inexact, *chosen)[1](cotangents)
+        return found
+
+    return pull
+
+
+_TRANSFORMS: dict[str, Callable[..., FlatFunction]] = {
+    "vmap": _mapped,
+    "jvp": _pushforward,
+    "vjp": _pullback,
+}
+
+
+@register
+def evaluate_operator(
+    name: str, arguments: Any, transforms: list[Transform], *tensors: torch.Tensor
+) -> tuple[Any, Tensors]:
+    """As `evaluate`, for an operator alone; `fxforms.distributed.short` knows it."""
+    operator(name)
+    return evaluate(name, arguments, transforms, *tensors)
+
+
+@register
+def evaluate(
+    name: str, arguments: Any, transforms: list[Transform], *tensors: torch.Tensor
+) -> tuple[Any, Tensors]:
+    """Run a function under transforms; what it returned, and the tensors of the outputs."""
+    base = Base(name, arguments)
+    outputs = apply_all(base, transforms)(*tensors)
+    return base.returned, outputs

@@ -1,0 +1,154 @@
+"""The functions that workers of the tests run; every worker imports this module."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from fxforms import distributed
+from fxforms.distributed import register
+
+
+@register
+class Point(NamedTuple):
+    """A named tuple that travels."""
+
+    x: Any
+    y: Any
+
+
+@register
+@dataclass
+class Pair:
+    """A dataclass that travels."""
+
+    left: Any
+    right: Any
+
+
+@register
+class Refused(Exception):
+    """An error that is registered."""
+
+
+class Unknown(Exception):
+    """One that is not."""
+
+
+@register
+class Counter:
+    """A value with a state, kept by its owner."""
+
+    def __init__(self, start: int) -> None:
+        self.count = start
+
+    def add(self, number: int) -> int:
+        self.count += number
+        return self.count
+
+    def _secret(self) -> int:
+        return self.count
+
+
+class Plain:
+    """A class that is not registered."""
+
+    def method(self) -> int:
+        return 1
+
+
+@register
+def make_plain() -> Plain:
+    return Plain()
+
+
+@register
+def echo(value: Any) -> Any:
+    return value
+
+
+@register
+def double(x: Any, *, plus: float = 0) -> Any:
+    return 2 * x + plus
+
+
+@register
+def add_in_place(x: torch.Tensor) -> torch.Tensor:
+    return x.add_(1)
+
+
+@register
+def chain(path: list[str], x: Any) -> Any:
+    """``x`` doubled on each worker of ``path``, each called by the one before."""
+    if not path:
+        return x
+    return distributed.rpc_sync(path[0], chain, (path[1:], 2 * x))
+
+
+@register
+def fail(kind: str, text: str) -> None:
+    kinds = {"value": ValueError, "key": KeyError, "refused": Refused, "unknown": Unknown}
+    raise {**kinds, "exit": SystemExit}[kind](text)
+
+
+@register
+def fail_on(worker: str, kind: str, text: str) -> None:
+    distributed.rpc_sync(worker, fail, (kind, text))
+
+
+@register
+def modes() -> tuple[bool, torch.dtype, bool]:
+    return torch.is_grad_enabled(), torch.get_default_dtype(), torch.is_autocast_enabled("cpu")
+
+
+@register
+def sleep(seconds: float) -> str:
+    time.sleep(seconds)
+    return distributed.get_worker_info().name
+
+
+@register
+def sleep_on(worker: str, seconds: float) -> Any:
+    return distributed.rpc_sync(worker, sleep, (seconds,))
+
+
+@register
+def keep(value: Any) -> None:
+    """Hold ``value`` as long as this process lives."""
+    KEPT.append(value)
+
+
+KEPT: list[Any] = []
+
+
+@register
+def unsendable() -> Any:
+    return threading.Lock()
+
+
+@register
+def to_here(rref: Any) -> Any:
+    return rref.to_here()
+
+
+@register
+def pass_on(rref: Any, path: list[str]) -> Any:
+    """The value of ``rref`` as the last of ``path`` sees it."""
+    if not path:
+        return rref.to_here()
+    return distributed.rpc_sync(path[0], pass_on, (rref, path[1:]))
+
+
+@register
+def held() -> dict[str, int]:
+    return distributed.debug_info()
+
+
+@register
+def process() -> int:
+    return os.getpid()

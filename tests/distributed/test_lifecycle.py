@@ -1,0 +1,158 @@
+"""How workers start and end, and what is said when they cannot."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+from distributed import remote_functions as rf
+from distributed.worlds import ROOT, assert_nothing_held, environment, free_port
+
+from fxforms import distributed as fd
+from fxforms.errors import ArgumentError, RpcTimeoutError
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "local": {"init_timeout": 0.5},
+    "process_group": {"init_timeout": 0.5},
+    "grpc": {"init_timeout": 0.5, "insecure": True},
+}
+
+
+@pytest.fixture
+def meeting(monkeypatch: pytest.MonkeyPatch) -> int:
+    port = free_port()
+    for name, value in environment(port).items():
+        monkeypatch.setenv(name, value)
+    return port
+
+
+@pytest.mark.parametrize("agent", list(OPTIONS))
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_others_do_not_come(agent: str, rank: int, meeting: int) -> None:
+    with pytest.raises(RpcTimeoutError, match=f"w{rank}"):
+        fd.init_rpc(f"w{rank}", rank=rank, world_size=2, agent=agent, options=OPTIONS[agent])
+    assert_nothing_held()
+
+
+@pytest.mark.parametrize("agent", list(OPTIONS))
+def test_alone(agent: str, meeting: int) -> None:
+    for _ in range(2):
+        fd.init_rpc("alone", rank=0, world_size=1, agent=agent, options=OPTIONS[agent])
+        assert fd.rpc_sync("alone", rf.double, (4,)) == 8
+        with pytest.raises(ArgumentError, match="'alone' already"):
+            fd.init_rpc("again", rank=0, world_size=1, agent=agent, options=OPTIONS[agent])
+        fd.shutdown()
+        assert_nothing_held()
+    fd.shutdown()  # nothing to do
+    with pytest.raises(ArgumentError, match="init_rpc first"):
+        fd.rpc_sync("alone", rf.double, (4,))
+
+
+@pytest.mark.parametrize("agent", ["process_group", "grpc"])
+def test_a_port_that_is_taken(agent: str, meeting: int) -> None:
+    with (
+        socket.create_server(("127.0.0.1", meeting)),
+        pytest.raises(ArgumentError, match="listen"),
+    ):
+        fd.init_rpc("w0", rank=0, world_size=1, agent=agent, options=OPTIONS[agent])
+    assert_nothing_held()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"rank": 2}, "rank=2"),
+        ({"name": ""}, "a name"),
+        ({"agent": "tensorpipe"}, "tensorpipe"),
+        ({"options": {"timeout": 3}}, "timeout"),
+        ({"options": {"rpc_timeout": -1}}, "rpc_timeout"),
+        ({"agent": "process_group"}, "MASTER_ADDR"),
+    ],
+)
+def test_wrong_arguments(
+    arguments: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    given = {"name": "w", "rank": 0, "world_size": 2, "agent": "local"} | arguments
+    with pytest.raises(ArgumentError, match=said):
+        fd.init_rpc(given.pop("name"), **given)
+
+
+@pytest.mark.parametrize("agent", ["grpc", "process_group"])
+def test_workers_that_do_not_agree(agent: str, meeting: int) -> None:
+    """Two processes that both say that they are ``same``; here as two threads."""
+    raised: list[type[BaseException]] = []
+
+    def start(rank: int) -> None:
+        options = {**OPTIONS[agent], "init_timeout": 2.0}
+        try:
+            fd.init_rpc("same", rank=rank, world_size=2, agent=agent, options=options)
+        except (ArgumentError, RpcTimeoutError) as error:
+            raised.append(type(error))
+
+    threads = [threading.Thread(target=start, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert ArgumentError in raised
+    assert len(raised) == 2
+    assert_nothing_held()
+
+
+def test_threads_that_do_not_agree() -> None:
+    first = threading.Thread(
+        target=lambda: fd.init_rpc("w0", rank=0, world_size=2, agent="local") or fd.shutdown()
+    )
+    first.start()
+    for name, rank, size in (("w0", 1, 2), ("w1", 1, 3)):
+        with pytest.raises(ArgumentError, match="'w0'"):
+            fd.init_rpc(name, rank=rank, world_size=size, agent="local")
+    fd.init_rpc("w1", rank=1, world_size=2, agent="local")
+    fd.shutdown()
+    first.join(10)
+    assert_nothing_held()
+
+
+def test_a_shutdown_that_does_not_wait_for_ever() -> None:
+    go = threading.Event()
+
+    def late() -> None:
+        fd.init_rpc("w1", rank=1, world_size=2, agent="local")
+        go.wait(10)
+        fd.shutdown()
+
+    other = threading.Thread(target=late)
+    other.start()
+    fd.init_rpc("w0", rank=0, world_size=2, agent="local")
+    with pytest.raises(RpcTimeoutError, match="not every worker"):
+        fd.shutdown(timeout=0.2)
+    go.set()
+    other.join(10)
+    assert_nothing_held()
+
+
+def test_an_agent_whose_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("grpc", "fxforms.distributed.agents.grpc"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ArgumentError, match=r"fxforms\[grpc\]"):
+        fd.init_rpc("w", rank=0, world_size=1, agent="grpc")
+
+
+def test_importing_fxforms_imports_none_of_it() -> None:
+    code = (
+        "import sys, fxforms; "
+        "print([m for m in ('fxforms.distributed', 'grpc', 'msgpack') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_only_functions_with_a_name_are_registered() -> None:
+    for nameless in (lambda: 1, OPTIONS, "f"):
+        with pytest.raises(ArgumentError, match="top of a module"):
+            fd.register(nameless)

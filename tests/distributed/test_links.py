@@ -1,0 +1,203 @@
+"""The links of the agents: what comes over them that is no message ends them, and nothing more."""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed import HashStore
+
+from fxforms.distributed.agents import gloo_pair
+from fxforms.distributed.agents.gloo_link import BUFFER, GlooLink
+from fxforms.distributed.agents.grpc import GrpcLink
+from fxforms.distributed.agents.grpc_door import Stream
+from fxforms.distributed.agents.linked import Cut
+from fxforms.distributed.agents.pipe_link import PipeLink
+from fxforms.distributed.agents.shared_memory import Inbox, Outbox, Probe, shared
+from fxforms.distributed.message import Message, MessageType
+from fxforms.distributed.options import Options
+from fxforms.distributed.requests import WorkerInfo
+from fxforms.errors import MessageError
+
+OPTIONS = Options(silence=2.0, max_message_bytes=1 << 24)
+ONE, TWO = WorkerInfo("one", 0), WorkerInfo("two", 1)
+PID = Probe().told()[0]
+
+
+@contextmanager
+def both_ends(memory: int) -> Iterator[tuple[GlooLink, GlooLink]]:
+    """The two ends of a link, both in this process."""
+    store = HashStore()
+    gloo = gloo_pair.device("127.0.0.1")
+    with ThreadPoolExecutor(2) as pool:
+        other = pool.submit(GlooLink, store, gloo, TWO, ONE, OPTIONS, memory)
+        one = GlooLink(store, gloo, ONE, TWO, OPTIONS, memory)
+        yield one, other.result()
+    one.cut()
+    other.result().cut()
+
+
+@pytest.fixture(params=[0, PID], ids=["no shared memory", "shared memory"])
+def ends(request: pytest.FixtureRequest) -> Iterator[tuple[GlooLink, GlooLink]]:
+    with both_ends(request.param) as found:
+        yield found
+
+
+@pytest.fixture
+def near() -> Iterator[tuple[GlooLink, GlooLink]]:
+    with both_ends(PID) as found:
+        yield found
+
+
+def tensors(*sizes: int) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(size) for size in sizes)
+
+
+@pytest.mark.parametrize("sizes", [(3,), (BUFFER,), (1 << 18, 5, 0, 1 << 16), (9,) * 3000])
+def test_messages_of_any_size(ends: tuple[GlooLink, GlooLink], sizes: tuple[int, ...]) -> None:
+    one, two = ends
+    with ThreadPoolExecutor(1) as pool:
+        for id in range(3 * 64):  # three times around the window
+            message = Message(
+                b"payload",
+                tensors(*(sizes if id % 50 == 0 else (4,))),
+                id=id,
+                type=MessageType.RREF_ACK,
+            )
+            one.send(message, pool.submit)
+            arrived = two.receive()
+            while arrived is None:
+                arrived = two.receive()
+            assert (arrived.id, arrived.payload) == (id, b"payload")
+            assert all(map(torch.equal, arrived.tensors, message.tensors))
+
+
+def test_a_peer_that_does_not_read_blocks_nobody(ends: tuple[GlooLink, GlooLink]) -> None:
+    one, two = ends
+    start = time.monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        for id in range(500):
+            one.send(Message(b"x" * 1000, (), MessageType.RREF_ACK, id), pool.submit)
+        assert time.monotonic() - start < OPTIONS.silence
+        received = [two.receive() for _ in range(500)]
+    assert sorted(message.id for message in received if message) == list(range(500))
+
+
+def test_silence_and_farewell(ends: tuple[GlooLink, GlooLink]) -> None:
+    one, two = ends
+    one.beat()
+    assert two.receive() is None
+    with pytest.raises(Cut, match="heard"):
+        two.receive()
+    with pytest.raises(Cut, match="closed"):
+        one.receive()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=200), st.integers(0, 5), st.integers(0, 1 << 31))
+def test_frames_from_strangers(body: bytes, kind: int, large: int) -> None:
+    """On a link whose group is replaced by one that has just received them."""
+    link: Any = object.__new__(GlooLink)
+    link.shared, link.limit = None, 1 << 20
+    link._pieces = lambda size: torch.zeros(min(size, 100), dtype=torch.uint8)
+    with pytest.raises(MessageError):
+        link._read(kind, memoryview(body), large)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.binary(max_size=60), max_size=3))
+def test_a_stream_from_a_stranger(pieces: list[bytes]) -> None:
+    stream = Stream(iter(pieces), queue.SimpleQueue(), lambda: None)
+    link = GrpcLink(TWO, stream, 1 << 20, PID)
+    ended = False
+    while not ended:
+        try:
+            assert link.receive() is None  # a sign of life
+        except (MessageError, Cut):
+            ended = True
+
+
+def test_a_segment_is_used_again_when_its_tensors_are_gone() -> None:
+    outbox, inbox = Outbox(), Inbox(PID)
+    first = outbox.take(1000)
+    assert first is not None
+    seen = inbox.open(first.fd, first.number, 1000)
+    part = seen[10:20]
+    first.data[10] = 7
+    del seen
+    second = outbox.take(1000)
+    assert second is not None
+    assert second.number != first.number  # a view of the first lives
+    assert part[0] == 7
+    del part
+    third = outbox.take(900)
+    assert third is not None
+    assert third.number == first.number
+    with pytest.raises(MessageError):
+        inbox.open(first.fd, 99, 1 << 30)
+    with pytest.raises(MessageError):
+        inbox.open(10_000, 98, 10)
+    outbox.close()
+
+
+def test_segments_are_bounded() -> None:
+    outbox = Outbox()
+    taken = [outbox.take(100) for _ in range(70)]
+    assert sum(segment is not None for segment in taken) == 64
+    outbox.close()
+
+
+def test_memory_of_another_machine_is_not_shared() -> None:
+    probe = Probe()
+    pid, fd, token = probe.told()
+    assert shared((pid, fd, token))
+    assert not shared((pid, fd, "00" * 16))
+    assert not shared((pid, 9999, token))
+    assert not shared((pid, -1, token))
+    probe.close()
+
+
+def piped(gloo: GlooLink, own: tuple[int, int], other: int) -> PipeLink:
+    assert gloo.shared is not None
+    return PipeLink(gloo, gloo.shared, PID, own, other)
+
+
+def test_pipes_beside_a_link(near: tuple[GlooLink, GlooLink]) -> None:
+    pipes = os.pipe(), os.pipe()
+    one, two = piped(near[0], pipes[0], pipes[1][1]), piped(near[1], pipes[1], pipes[0][1])
+    with ThreadPoolExecutor(1) as pool:
+        for id, sizes in enumerate([(3,), (1000,), (BUFFER,), (1 << 18, 5, 0)]):
+            message = Message(b"payload", tensors(*sizes), MessageType.RREF_ACK, id)
+            one.send(message, pool.submit)
+            arrived = two.receive()
+            assert arrived is not None
+            assert (arrived.id, arrived.payload) == (id, b"payload")
+            assert all(map(torch.equal, arrived.tensors, message.tensors))
+        full = 500  # more than the pipe takes: the rest goes by the link
+        for id in range(full):
+            one.send(Message(b"x" * 1000, (), MessageType.RREF_ACK, id), pool.submit)
+        got = []
+        while len(got) < full:
+            from_pipe = select.select([pipes[1][0]], [], [], 0)[0] or two._frames
+            message_or_none = two.receive() if from_pipe else near[1].receive()
+            got += [message_or_none.id] if message_or_none else []
+    assert sorted(got) == list(range(full))
+    os.write(pipes[1][1], b"\1\0\7?")
+    with pytest.raises(MessageError, match="kind 7"):
+        two.receive()
+    for pipe in (one, two):
+        pipe.cut()
+        with pytest.raises(Cut):
+            pipe.receive()
+        with pytest.raises(Cut):
+            pipe.send(message, None)
