@@ -26,7 +26,9 @@ def same(value: object, known: object) -> bool:
     """True if two plain values are equal, of one type and one sign; NaN equals itself."""
     if value is known:
         return True
-    return type(value) is type(known) and value == known and is_negative(value) == is_negative(known)
+    return (
+        type(value) is type(known) and value == known and is_negative(value) == is_negative(known)
+    )
 
 
 def is_negative(value: object) -> bool:
@@ -238,9 +240,7 @@ class Captures:
                 if read.kind == "argument":
                     self._follow(function, read, arguments)
 
-    def _follow(
-        self, function: types.FunctionType, read: Read, arguments: dict[str, Any]
-    ) -> None:
+    def _follow(self, function: types.FunctionType, read: Read, arguments: dict[str, Any]) -> None:
         """Note the variable of ``read`` and the attributes taken from it."""
         self._label = read.name
         if read.kind == "stored":

@@ -20,7 +20,14 @@ import torch
 
 from fxforms.functions.bind import bind
 from fxforms.interpreters import Primitive
-from fxforms.staging.derivatives import NoParts, is_inexact, joint_parts, mapped, pullback, pushforward
+from fxforms.staging.derivatives import (
+    NoParts,
+    is_inexact,
+    joint_parts,
+    mapped,
+    pullback,
+    pushforward,
+)
 from fxforms.staging.draws import draws
 from fxforms.staging.nodes import apply_at_level, apply_plain
 from fxforms.staging.trace import Executable, Traced, trace

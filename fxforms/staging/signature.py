@@ -93,7 +93,11 @@ def static_objects(
     code = getattr(func, "__code__", None)
     names = code.co_varnames[: code.co_argcount] if code else ()
     given = dict(zip(names, args)) | kwargs
-    return {name: x for name, x in given.items() if hasattr(x, "__dict__") and not isinstance(x, torch.Tensor)}
+    return {
+        name: x
+        for name, x in given.items()
+        if hasattr(x, "__dict__") and not isinstance(x, torch.Tensor)
+    }
 
 
 def unhashable(func: Callable[..., Any], call: Call) -> ArgumentError:

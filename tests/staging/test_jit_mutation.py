@@ -21,7 +21,9 @@ def add_to_first(x: Tensor, y: Tensor) -> Tensor:
     return x.add_(y)
 
 
-@pytest.mark.parametrize("options", [{"backend": "eager"}, {"backend": "inductor", "compile": "wait"}])
+@pytest.mark.parametrize(
+    "options", [{"backend": "eager"}, {"backend": "inductor", "compile": "wait"}]
+)
 def test_an_argument_is_changed_and_returned_as_itself(options: dict[str, str]) -> None:
     f = jit(add_to_first, **options)
     x = torch.zeros(3)

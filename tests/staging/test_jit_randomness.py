@@ -102,8 +102,10 @@ def test_the_state_after_a_derivative_is_that_of_eager() -> None:
     plain = lambda x: (x * torch.rand_like(x)).pow(2).sum()  # noqa: E731
     seeded(run, f)
     fxforms.grad(f)(X)
-    assert torch.equal(seeded(lambda: (fxforms.grad(f)(X), torch.rand(3))[1]),
-                       seeded(lambda: (fxforms.grad(plain)(X), torch.rand(3))[1]))
+    assert torch.equal(
+        seeded(lambda: (fxforms.grad(f)(X), torch.rand(3))[1]),
+        seeded(lambda: (fxforms.grad(plain)(X), torch.rand(3))[1]),
+    )
 
 
 def test_a_generator_of_the_callers() -> None:

@@ -37,9 +37,7 @@ PROGRAMS: dict[str, Transform] = {
     "grad": lambda T, f: T.grad(f),
     "grad of grad": lambda T, f: T.grad(lambda x: T.grad(f)(x).pow(2).sum()),
     "jvp": lambda T, f: lambda x: T.jvp(f, (x,), (x.cos(),)),
-    "jvp of jvp": lambda T, f: (
-        lambda x: T.jvp(lambda y: T.jvp(f, (y,), (y.cos(),))[1], (x,), (x,))
-    ),
+    "jvp of jvp": lambda T, f: lambda x: T.jvp(lambda y: T.jvp(f, (y,), (y.cos(),))[1], (x,), (x,)),
     "jvp of grad": lambda T, f: lambda x: T.jvp(T.grad(f), (x,), (x,)),
     "grad of jvp": lambda T, f: T.grad(lambda x: T.jvp(f, (x,), (x.cos(),))[1]),
     "vjp": lambda T, f: lambda x: T.vjp(f, x)[1](x.sum()),
@@ -79,7 +77,9 @@ def test_jit_under_a_transform(program: str, f: str) -> None:
     both_close(transform(fxforms, jitted), transform(oracle, plain))
 
 
-@pytest.mark.parametrize("transform", [fxforms.hessian, lambda f: fxforms.jacfwd(fxforms.jacfwd(f))])
+@pytest.mark.parametrize(
+    "transform", [fxforms.hessian, lambda f: fxforms.jacfwd(fxforms.jacfwd(f))]
+)
 def test_hessians(transform: Any) -> None:
     expected = oracle.jacrev(oracle.grad(value))
     both_close(transform(fxforms.jit(value, backend="eager")), expected)
@@ -89,8 +89,12 @@ def test_hessians(transform: Any) -> None:
 @pytest.mark.parametrize("program", ["value", "grad", "vmap of grad", "jvp of grad"])
 def test_compiled(program: str) -> None:
     transform = PROGRAMS[program]
-    both_close(fxforms.jit(transform(fxforms, cubes), compile="wait"), transform(oracle, plain_cubes))
-    both_close(transform(fxforms, fxforms.jit(cubes, compile="wait")), transform(oracle, plain_cubes))
+    both_close(
+        fxforms.jit(transform(fxforms, cubes), compile="wait"), transform(oracle, plain_cubes)
+    )
+    both_close(
+        transform(fxforms, fxforms.jit(cubes, compile="wait")), transform(oracle, plain_cubes)
+    )
 
 
 @pytest.mark.parametrize("compile", [False, True])
@@ -166,7 +170,9 @@ def test_jit_over_a_tensor_of_an_outer_transform(name: str) -> None:
 
 def test_jit_that_maps_over_a_captured_tensor() -> None:
     rows = torch.randn(4, 3, dtype=torch.float64)
-    f = fxforms.jit(lambda x: fxforms.vmap(lambda row: (row * x).sin().sum())(rows), backend="eager")
+    f = fxforms.jit(
+        lambda x: fxforms.vmap(lambda row: (row * x).sin().sum())(rows), backend="eager"
+    )
     for x in (X, 2 * X):
         expected = ((rows * x).cos() * rows).sum(0)
         torch.testing.assert_close(fxforms.grad(lambda x: f(x).sum())(x), expected)
