@@ -42,9 +42,9 @@ def is_installed(function: types.FunctionType) -> bool:
 
 
 def is_library(cls: type) -> bool:
-    """True for a class of the packages that are taken to be constant, but for Python's own."""
+    """True for a class whose objects are no settings of a program."""
     root = (cls.__module__ or "").split(".")[0]
-    return root in _INSTALLED and root not in sys.stdlib_module_names
+    return root in {"torch", "functorch", "fxforms", "numpy", "optree"}
 
 
 def reads_of(function: types.FunctionType) -> list[Read]:
