@@ -154,7 +154,6 @@ class TestSignatures:
             torch.nn.Parameter(X),
             torch.tensor(2.0),
             torch.ones(0),
-            torch.ones(3, dtype=torch.complex64).conj(),
         ],
     )
     def test_another_tensor(self, other: Tensor) -> None:
@@ -165,6 +164,12 @@ class TestSignatures:
             assert result.dtype == (x * 2 + 1).dtype
             assert result.requires_grad == x.requires_grad
         assert f.cache_info().misses == 2
+
+    def test_a_conjugate_view(self) -> None:
+        f = jit(lambda x: x * 1j)
+        x = torch.tensor([1 + 2j, 3 - 1j])
+        for z in (x, x.conj(), x, x.conj()):
+            assert torch.equal(f(z), z * 1j)
 
     def test_strides_of_outputs(self) -> None:
         f = jit(lambda x: (x.t(), x.t() + 1, x.expand(2, 2, 3)))
