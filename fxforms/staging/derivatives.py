@@ -141,7 +141,7 @@ class Parts(NamedTuple):
 
 
 class NoParts(NamedTuple):
-    """In the place of Parts where the derivative cannot be traced: who asks for it gets the error."""
+    """In the place of Parts where the derivative cannot be traced; ``error`` says why."""
 
     error: Exception
 

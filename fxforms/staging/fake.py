@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -83,12 +84,23 @@ def is_fake(value: object) -> bool:
     return isinstance(value, FakeTensor)
 
 
+@contextlib.contextmanager
+def _dynamo_passes() -> Iterator[None]:
+    """Let a function that torch.compile wraps run as it is under the tracer."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is None:
+        yield
+        return
+    with dynamo.config.patch(error_on_nested_fx_trace=False):
+        yield
+
+
 def record(
     function: Callable[..., Any], fakes: Sequence[torch.Tensor], decompositions: Any = None
 ) -> GraphModule:
     """The ATen operators that ``function`` runs on ``fakes``, as a graph."""
     mode = detect_fake_mode(fakes) or new_mode()
-    with mode, enable_python_dispatcher():
+    with mode, enable_python_dispatcher(), _dynamo_passes():
         return make_fx(function, decomposition_table=decompositions)(*fakes)
 
 

@@ -1,7 +1,8 @@
 """Traced tensors that a function leaves behind, in a list, an attribute or a variable.
 
-Such a tensor has no value after the trace. The function would have to leave a new one at every call,
-and a graph does nothing but compute: so this is an error, and what was there before is put back.
+Such a tensor has no value after the trace. The function would have to leave a new one at every
+call, and a graph does nothing but compute: so this is an error, and what was there before is put
+back.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from fxforms.functions.inline import tracked
 from fxforms.functions.single_level import apply_single_level
 from fxforms.interpreters import current_interpreter
 from fxforms.interpreters.grad import GradInterpreter
-from fxforms.staging.derivatives import NoParts, fill, is_inexact
+from fxforms.staging.derivatives import NoParts, Parts, fill, is_inexact
 from fxforms.staging.draws import drawing_from, random_state
 
 Tensors = tuple[torch.Tensor, ...]
@@ -105,7 +105,7 @@ def _level_forward(ctx: Any, program: Any, *operands: torch.Tensor) -> Tensors:
             forward = program if isinstance(ctx.parts, NoParts) else ctx.parts.forward
             results = forward.bind(*inner)
     count = program.traced.outputs
-    ctx.residuals = results[count + (ctx.parts.tokens if ctx.parts else 0) :]
+    ctx.residuals = results[count + (ctx.parts.tokens if isinstance(ctx.parts, Parts) else 0) :]
     outputs: Tensors = interpreter.wrap(results[:count], inner, operands)
     ctx.save_for_backward(*operands)
     ctx.mark_non_differentiable(*[x for x in outputs if not is_inexact(x)])

@@ -84,9 +84,9 @@ class TraceWatch(TorchFunctionMode):
             )
         if self.depth:
             for x in leaves((args, kwargs)):
-                if isinstance(x, _T) and 0 < substrate.level_of(x) <= self.depth:
-                    if not is_traced(x):  # else of a level that a rule entered below all others
-                        raise self.refusal
+                outer = isinstance(x, _T) and 0 < substrate.level_of(x) <= self.depth
+                if outer and not is_traced(x):  # else of a level that was entered inside
+                    raise self.refusal
         try:
             return func(*args, **(kwargs or {}))
         except fake.VALUE_ERRORS as error:

@@ -5,34 +5,13 @@ The snapshots are written by ``EXPECTTEST_ACCEPT=1 pytest tests/errors``; read w
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import torch
-from error_cases import Messages, X
+from error_cases import Messages
+from staging_cases import refused
 from torch import Tensor
 
 import fxforms
-from fxforms.errors import TraceError
-
-
-def refused(f: Callable[..., Any], *args: Any, **options: Any) -> Callable[[], Any]:
-    """A call of ``f`` under ``jit``; its error has no folder and no line number in it."""
-
-    def call() -> Any:
-        jitted = fxforms.jit(f, backend="eager", **options)
-        try:
-            return jitted(*(args or (X,)))
-        except fxforms.errors.FxformsError as error:
-            assert jitted.cache_info().size == 0
-            text = re.sub(r":\d+:", ":", str(error).replace(str(Path(__file__).parent), ""))
-            kind = TraceError if isinstance(error, TraceError) else type(error)
-            raise kind(text.replace("/test_", "test_")) from error
-
-    return call
 
 
 class TestValues(Messages):
@@ -223,96 +202,4 @@ a torch.float32 tensor of shape (). Inside jit a tensor has a shape but no value
 until the call. Choose between values with torch.where, make an argument that
 decides the program a static one (static_argnums), or call fxforms.pure_callback
 for a part that must run in Python.""",
-        )
-
-
-class TestArguments(Messages):
-    def test_array(self) -> None:
-        self.check(
-            refused(lambda x, y: x * y["a"], X, {"a": np.ones(3)}),
-            """\
-ArgumentError: jit of <lambda>: arguments[0][1]['a'] is a ndarray, which is
-neither a tensor nor hashable, so a graph cannot be kept for it. Pass a tensor
-(torch.as_tensor), or a value with a hash, such as a tuple.""",
-        )
-
-    def test_unhashable_static(self) -> None:
-        self.check(
-            refused(lambda x, names: x, X, {"a"}, static_argnums=1),
-            """\
-ArgumentError: jit of <lambda>: a static argument is a set, which is neither a
-tensor nor hashable, so a graph cannot be kept for it. Pass a tensor
-(torch.as_tensor), or a value with a hash, such as a tuple.""",
-        )
-
-    def test_backend(self) -> None:
-        self.check(
-            lambda: fxforms.jit(torch.sin, backend="cuda"),
-            """\
-ArgumentError: jit of sin: backend='cuda', compile='background'. The backends
-are 'inductor' and 'eager'; compile is 'background' or 'wait'.""",
-        )
-
-    def test_compile(self) -> None:
-        self.check(
-            lambda: fxforms.jit(torch.sin, compile="never"),
-            """\
-ArgumentError: jit of sin: backend='inductor', compile='never'. The backends are
-'inductor' and 'eager'; compile is 'background' or 'wait'.""",
-        )
-
-
-class TestLeaks(Messages):
-    def test_list(self) -> None:
-        seen: list[Tensor] = []
-
-        def f(x: Tensor) -> Tensor:
-            seen.append(x * 2)
-            return x
-
-        self.check(
-            refused(f),
-            """\
-TraceError: jit of f: the function leaves a traced tensor in a list of 'seen',
-where it has no value after the trace. Return the tensor instead and store it in
-the caller, or change a tensor that is there in place (copy_, add_), which jit
-carries over.""",
-        )
-        assert seen == []
-
-    def test_attribute(self) -> None:
-        class Model(torch.nn.Module):
-            def forward(self, x: Tensor) -> Tensor:
-                self.last = x * 2
-                return x
-
-        model = Model()
-        self.check(
-            lambda: fxforms.jit(model, backend="eager")(X),
-            """\
-TraceError: jit of Model: the function leaves a traced tensor in 'last' of
-'Model', where it has no value after the trace. Return the tensor instead and
-store it in the caller, or change a tensor that is there in place (copy_, add_),
-which jit carries over.""",
-        )
-        assert "last" not in vars(model)
-
-
-class TestBodies(Messages):
-    def test_shape_by_value(self) -> None:
-        class Kept(fxforms.Function):
-            @staticmethod
-            def forward(x: Tensor) -> Tensor:
-                return torch.from_numpy(x.detach().numpy()[x.detach().numpy() > 1.5])
-
-            @staticmethod
-            def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-                pass
-
-        self.check(
-            lambda: fxforms.jit(Kept.apply, backend="eager")(X),
-            """\
-TraceError: TestBodies.test_shape_by_value.Kept.forward returned a torch.float32
-tensor of shape (2,), and the graph that calls it was traced for a torch.float32
-tensor of shape (0,). A body under jit must return one shape for one shape.""",
         )

@@ -11,6 +11,7 @@ import torch
 from planted import Fault, Good, reference, samples
 from planted_elsewhere import FAULTS
 
+import fxforms
 from opinfo_db import OpInfo
 from opinfo_db.checks import BY_NAME, CHECKS
 from opinfo_db.checks.contract import Check, CheckFailure, OracleError, cases, run_check
@@ -126,6 +127,26 @@ def jvp_of_a_different_point(func: Any, primals: Any, tangents: Any, **options: 
     return (out, *torch.func.jvp(func, shifted, tangents, **options)[1:])
 
 
+def jit_that_keeps_an_argument(func: Any) -> Any:
+    """The last argument of the first call is a constant from then on."""
+    jitted, kept = fxforms.jit(func, backend="eager"), []
+
+    def call(*args: Any) -> Any:
+        kept.append(args[-1].detach())
+        return jitted(*args[:-1], args[-1] * 0 + kept[0])
+
+    return call
+
+
+def jit_that_never_stages(func: Any) -> Any:
+    return func
+
+
+def jit_that_cuts_the_graph(func: Any) -> Any:
+    jitted = fxforms.jit(func, backend="eager")
+    return lambda *args: tuple([y.detach() for y in jitted(*args)])
+
+
 @pytest.mark.parametrize(
     ("fault", "caught_by"),
     [
@@ -138,6 +159,9 @@ def jvp_of_a_different_point(func: Any, primals: Any, tangents: Any, **options: 
         ({"vjp": vjp_that_keeps_grad_mode_off}, {"levels"}),
         ({"vjp": vjp_that_swallows}, {"levels"}),
         ({"vjp": vjp_that_keeps}, {"memory"}),
+        ({"jit": jit_that_keeps_an_argument}, {"jit", "jit_vjp", "jit_jvp", "jit_vmap"}),
+        ({"jit": jit_that_never_stages}, {"jit", "jit_vjp", "jit_vmapvjp", "jit_autograd"}),
+        ({"jit": jit_that_cuts_the_graph}, {"jit_vjp", "jit_vjpvmap", "jit_autograd"}),
     ],
     ids=lambda value: "" if isinstance(value, set) else next(iter(value.values())).__name__,
 )

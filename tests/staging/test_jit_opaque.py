@@ -1,4 +1,4 @@
-"""Custom Functions inside ``jit``: their rules at every order, and bodies that no tracer sees into."""
+"""Custom Functions inside ``jit``: their rules at every order, and bodies that nothing traces."""
 
 from __future__ import annotations
 
