@@ -36,6 +36,7 @@ PRIVATE = {
         "torch._guards",
         "torch._dispatch",
         "torch.utils._python_dispatch",
+        "torch._C.DisableTorchFunction",
     ),
     "fxforms/staging/guards.py": ("torch._C._dynamo.guards",),
     "fxforms/_tree.py": ("torch.utils._pytree", "torch.utils._cxx_pytree"),

@@ -13,7 +13,8 @@ from torch.fx import GraphModule
 
 from fxforms.errors import describe, name_of
 from fxforms.staging.history import Trace
-from fxforms.staging.jit import CacheInfo, Jitted, jit
+from fxforms.staging.jit import jit
+from fxforms.staging.jitted import CacheInfo, Jitted
 
 
 @dataclass
@@ -79,7 +80,7 @@ def explain(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
         >>> told.traces[0].reason
         'the first call'
         >>> told.operators
-        {'full': 1, 'expand': 1, 'pow': 1, 'mul': 2}
+        {'ones': 1, 'expand': 1, 'pow': 1, 'mul': 2}
     """
     jitted = func if isinstance(func, Jitted) else jit(func, backend="eager")
     jitted(*args, **kwargs)

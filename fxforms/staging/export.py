@@ -12,7 +12,8 @@ from fxforms._tree import leaves
 from fxforms.errors import ArgumentError, TraceError, name_of
 from fxforms.staging.compiler import backends
 from fxforms.staging.entry import Entry
-from fxforms.staging.jit import Jitted, jit
+from fxforms.staging.jit import jit
+from fxforms.staging.jitted import Jitted
 
 
 class Exported(torch.nn.Module):

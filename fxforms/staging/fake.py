@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._C import DisableTorchFunction
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import (
@@ -107,7 +108,7 @@ def record(
 @contextlib.contextmanager
 def outside_modes() -> Iterator[None]:
     """Run on real tensors in the middle of a trace."""
-    with torch._C.DisableTorchFunction(), _disable_current_modes():
+    with DisableTorchFunction(), _disable_current_modes():
         yield
 
 

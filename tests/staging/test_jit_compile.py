@@ -54,7 +54,6 @@ def test_gradients_through_torch_compile_around_jit() -> None:
     torch.testing.assert_close(x.grad, 6 * X**2)
 
 
-@pytest.mark.xfail(reason="Dynamo refuses to be called while FX traces", raises=RuntimeError)
 def test_jit_around_torch_compile() -> None:
     inner = compiled(lambda x: x.sin() * 2)
     f = fxforms.jit(lambda x: inner(x) + 1, backend="eager")

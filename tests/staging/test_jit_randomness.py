@@ -10,14 +10,9 @@ import torch
 from torch import Tensor
 
 import fxforms
-from fxforms.errors import CompileWarning
 
 X = torch.linspace(1, 2, 20, dtype=torch.float64)
 OPTIONS: list[dict[str, str]] = [{"backend": "eager"}, {"compile": "wait"}]
-UNCOMPILED = pytest.mark.xfail(
-    reason="Inductor, called directly, compiles no graph that draws", raises=CompileWarning
-)
-DRAWING = [OPTIONS[0], pytest.param(OPTIONS[1], marks=UNCOMPILED)]
 
 
 def noisy(x: Tensor) -> Tensor:
@@ -33,7 +28,7 @@ def seeded(f: Callable[..., Any], *args: Any) -> Any:
     return f(*args)
 
 
-@pytest.mark.parametrize("options", DRAWING)
+@pytest.mark.parametrize("options", OPTIONS)
 def test_the_stream_is_that_of_eager(options: dict[str, str]) -> None:
     f = fxforms.jit(noisy, **options)
     torch.manual_seed(3)
@@ -53,7 +48,7 @@ def test_tracing_and_compiling_draw_nothing(options: dict[str, str]) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("options", DRAWING)
+@pytest.mark.parametrize("options", OPTIONS)
 def test_a_gradient_belongs_to_the_mask_of_the_value(options: dict[str, str]) -> None:
     f = fxforms.jit(dropped, **options)
     for _ in range(2):

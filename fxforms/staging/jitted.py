@@ -1,0 +1,237 @@
+"""A jitted function: its signatures, and how a call finds its graph."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import GraphModule
+
+from fxforms import _substrate as substrate
+from fxforms.errors import name_of
+from fxforms.staging import compiler
+from fxforms.staging.captures import Captures
+from fxforms.staging.entry import Entry, Outputs, never
+from fxforms.staging.history import History
+from fxforms.staging.leaks import without_leaks
+from fxforms.staging.program import Program
+from fxforms.staging.signature import (
+    Call,
+    is_plain,
+    key_of,
+    put_together,
+    static_objects,
+    take_apart,
+    tensors_of,
+)
+from fxforms.staging.watch import CapturedTraced
+
+MAX_ENTRIES = 256
+MAX_VARIANTS = 8
+_compiling = torch.compiler.is_dynamo_compiling
+_outside_graph: Callable[[Any], Any] = torch.compiler.disable
+
+
+class CacheInfo(NamedTuple):
+    """How a jitted function's calls were answered.
+
+    Attributes:
+        hits: calls answered by a graph that was there.
+        misses: calls that traced.
+        size: graphs kept.
+        bound: graphs kept at most.
+    """
+
+    hits: int
+    misses: int
+    size: int
+    bound: int
+
+
+class Jitted:
+    """A function that is traced once a signature and then run compiled."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        argnums: frozenset[int],
+        argnames: frozenset[str],
+        donated: frozenset[int],
+        dynamic: bool,
+        start: Callable[[Any], None],
+    ) -> None:
+        functools.update_wrapper(self, function, updated=())
+        self._function = function
+        self._static, self._donated = (argnums, argnames), donated
+        self._dynamic = dynamic
+        self._start = start
+        self._lock = threading.RLock()
+        self.history = History(name_of(function))
+        self.clear_cache()
+
+    def clear_cache(self) -> None:
+        """Forget every traced signature."""
+        with self._lock:
+            self._entries: OrderedDict[Any, list[Entry]] = OrderedDict()
+            self._hits = self._misses = 0
+            self._forget()
+
+    def _forget(self) -> None:
+        """Let no signature be answered quickly."""
+        self._last: tuple[int, Callable[..., bool], Callable[..., Any]] = (-1, never, never)
+        self._last_entry: tuple[Any, Entry] | None = None
+
+    def cache_info(self) -> CacheInfo:
+        """Hits, misses, and how many graphs are kept of how many at most."""
+        size = sum(map(len, self._entries.values()))
+        return CacheInfo(self._hits, self._misses, size, MAX_ENTRIES)
+
+    def entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+        """The traced signature that serves these arguments."""
+        return self._entry(take_apart(args, kwargs, *self._static))
+
+    def trace(self, *args: Any, **kwargs: Any) -> GraphModule:
+        """The traced program at these arguments, a graph of ATen operators on flat tensors.
+
+        Captured tensors are its last inputs; what is changed in place are its last outputs.
+        """
+        return self.entry(args, kwargs).program.traced.graph
+
+    def lower(self, *args: Any, **kwargs: Any) -> GraphModule:
+        """The same program in the operators that the compiler is given."""
+        lowered: GraphModule = compiler.backends().lower(self.trace(*args, **kwargs))
+        return lowered
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """As a method: bound to its object, which is then static."""
+        return self if instance is None else functools.partial(self, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function at these arguments."""
+        count, accepts, run = self._last
+        if len(args) == count and not kwargs:
+            try:
+                accepted = accepts(*args)
+            except Exception:  # no tensor among the arguments, or a captured variable is gone
+                accepted = False
+            if accepted:
+                self._hits += 1
+                return run(args)
+        return self._call(args, kwargs)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that the quick check does not answer."""
+        if _compiling():
+            return _outside_graph(self._function)(*args, **kwargs)
+        if substrate.dispatch_modes():  # another tracer, which sees through
+            return self._function(*args, **kwargs)
+        call = take_apart(args, kwargs, *self._static)
+        entry = self._recent(call)
+        if entry is not None:
+            self._hits += 1
+            return entry.answer(call.tensors)
+        if not all(map(is_plain, call.tensors)) or carries_tangent(call.tensors):
+            return self._function(*args, **kwargs)
+        try:
+            entry = self._entry(call)
+        except CapturedTraced:
+            return self._function(*args, **kwargs)
+        if substrate.transforms_active():
+            return self._under_levels(entry, call, args, kwargs)
+        if entry.program.traced.written and not entry.may_write(call.tensors):
+            return self._function(*args, **kwargs)
+        entry.arm(call, self._dynamic)
+        self._remember(entry, call, len(args), bool(kwargs))
+        return entry.answer(call.tensors)
+
+    def _under_levels(
+        self, entry: Entry, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A call inside a transform: an instance of the operator.
+
+        What changes tensors in place runs as it is, so that each level sees the change.
+        """
+        if entry.program.traced.written:
+            return self._function(*args, **kwargs)
+        return entry.finish(entry.program.bind(*call.tensors), call.tensors)
+
+    def _recent(self, call: Call) -> Entry | None:
+        """The entry of the last call, if it serves this one too."""
+        last = self._last_entry
+        if last is None or last[0] != (call.spec, call.where, call.keys):
+            return None
+        try:
+            return last[1] if last[1].accepts(*call.tensors) else None
+        except Exception:  # a captured variable is gone
+            return None
+
+    def _remember(self, entry: Entry, call: Call, count: int, named: bool) -> None:
+        """Let the next call like this one be answered quickly."""
+        self._last_entry = ((call.spec, call.where, call.keys), entry)
+        if not named and count == len(call.tensors) == len(call.where) and not call.fixed:
+            self._last = (count, entry.accepts, entry.answer)
+
+    def _entry(self, call: Call) -> Entry:
+        """The graph for this signature, traced now if there is none."""
+        key = key_of(self._function, call, self._dynamic)
+        with self._lock:
+            known = self._entries.setdefault(key, [])
+            self._entries.move_to_end(key)
+            for entry in known:
+                if entry.serves(call.tensors):
+                    self._hits += 1
+                    return entry
+            try:
+                entry = self._trace(call)
+            except BaseException:
+                if not known:
+                    del self._entries[key]
+                raise
+            self._misses += 1
+            self.history.add(key, [x for old in known[-1:] for x in old.captures.changed()], entry)
+            del known[: -MAX_VARIANTS + 1]
+            known.append(entry)
+            while len(self._entries) > MAX_ENTRIES:
+                self._entries.popitem(last=False)
+            return entry
+
+    def _trace(self, call: Call) -> Entry:
+        objects = static_objects(self._function, *put_together(call, call.tensors, *self._static))
+        captures = Captures(self._function, objects, call.fixed)
+        if substrate.transforms_active() and any(map(substrate.is_wrapped, captures.tensors)):
+            raise CapturedTraced
+        outputs, bare = Outputs(), call._replace(tensors=[])  # a graph keeps no argument alive
+
+        def flat(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            args, kwargs = put_together(bare, tensors, *self._static)
+            return outputs.flatten(self._function(*args, **kwargs))
+
+        name = name_of(self._function)
+        program = without_leaks(
+            captures,
+            name,
+            lambda: Program.of(name, flat, call.tensors, self._start, self._dynamic),
+        )
+        if outputs.recorded and not torch.is_grad_enabled():
+            raise CapturedTraced
+        captures.settle()
+        return Entry(program, outputs, captures, self._donations(bare))
+
+    def _donations(self, call: Call) -> list[int]:
+        """Which tensors of the call are donated."""
+        if not self._donated:
+            return []
+        likes = [torch.empty(0)] * sum(call.where)
+        args, _ = put_together(call, likes, *self._static)
+        return tensors_of(args, self._donated)
+
+
+def carries_tangent(tensors: Sequence[torch.Tensor]) -> bool:
+    """True if plain forward mode (``torch.autograd.forward_ad``) follows one of ``tensors``."""
+    if substrate.transforms_active() or not substrate.dual_level_open():
+        return False
+    return any(substrate.tangent_of(x) is not None for x in tensors)
