@@ -69,7 +69,7 @@ class Captures:
         self.tensors: list[torch.Tensor] = []
         self._names: dict[str, Any] = {"same": same, "snapshot": snapshot, "missing": _missing}
         self._bound: dict[int, str] = {}
-        self._checks: dict[str, None] = {}
+        self._checks: dict[str, str] = {}  # an expression, and what the user calls the variable
         self._walked: set[int] = set()
         self._opened: set[int] = set()
         self.holders: list[tuple[str, Any]] = []
@@ -85,17 +85,18 @@ class Captures:
 
     def settle(self) -> None:
         """Drop the variables that have another value now: the function itself changed them."""
-        self._checks = {check: None for check in self._checks if self._holds(check)}
+        self._checks = {x: label for x, label in self._checks.items() if self._holds(x)}
         source = " and ".join(self._checks) or "True"
         self.unchanged: Callable[[], bool] = eval(f"lambda: {source}", self._names)
 
     def checks(self) -> list[str]:
-        """The variables and what they are compared with, as expressions."""
-        return list(self._checks)
+        """The names of the variables."""
+        return list(dict.fromkeys(self._checks.values()))
 
     def changed(self) -> list[str]:
         """What the variables are called that have another value now."""
-        return [check for check in self._checks if not self._holds(check)]
+        found = [label for check, label in self._checks.items() if not self._holds(check)]
+        return list(dict.fromkeys(found))
 
     def _holds(self, check: str) -> bool:
         try:
@@ -112,7 +113,7 @@ class Captures:
         return self._bound[id(value)]
 
     def _check(self, text: str) -> None:
-        self._checks[text] = None
+        self._checks.setdefault(text, self._label)
 
     def note(self, text: str, value: Any) -> None:
         """The variable ``text`` is read and holds ``value``."""
@@ -282,7 +283,7 @@ class Captures:
             found = getattr(value, attribute, _missing)
             if found is _missing or isinstance(found, types.BuiltinFunctionType):
                 return
-            text = f"{text}.{attribute}"
+            text, self._label = f"{text}.{attribute}", f"{self._label}.{attribute}"
             if not (covered and isinstance(found, (torch.Tensor, torch.nn.Module))):
                 self.note(text, found)
             value = found

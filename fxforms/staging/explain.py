@@ -88,12 +88,12 @@ def explain(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     jitted(*args, **kwargs)
     elapsed = time.perf_counter() - started
     entry = jitted.entry(args, kwargs)
-    traced = entry.program.traced
+    traced, names = entry.program.traced, entry.captures.checks()
     return Explanation(
         name_of(func),
         list(jitted.history.traces),
         jitted.cache_info(),
-        [*map(describe, traced.input_examples()), *entry.captures.checks()],
+        [*map(describe, traced.input_examples()), *map("{} as it was".format, names)],
         dict(Counter(traced.operators())),
         traced.recorded,
         traced.seconds,

@@ -35,7 +35,7 @@ def test_each_trace_has_its_reason() -> None:
         "tensor 0: shape (3,) -> (2,)",
         "static value: 1 -> 2",
     ]
-    assert "scale" in reasons[3]
+    assert reasons[3] == "a captured variable changed: config.scale"
     assert reasons[4:] == ["grad mode: True -> False"]
 
 
