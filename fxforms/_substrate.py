@@ -41,6 +41,7 @@ from torch._C import (  # noqa: E402
     _FunctionBase,
     _functorch,
     _is_fwd_grad_enabled,
+    _len_torch_dispatch_stack,
     _set_fwd_grad_enabled,
     _set_grad_enabled,
 )
@@ -92,6 +93,7 @@ _hooks: Any = _autograd
 saved_hooks_message = _hooks._saved_tensors_hooks_get_disabled_error_message
 disable_saved_hooks = _hooks._saved_tensors_hooks_disable
 enable_saved_hooks = _hooks._saved_tensors_hooks_enable
+dispatch_modes = _len_torch_dispatch_stack  # how many record or fake operations
 single_level_allowed = _functorch.get_single_level_autograd_function_allowed
 set_single_level_allowed = _functorch.set_single_level_autograd_function_allowed
 
@@ -156,10 +158,17 @@ def unbatched(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def base_value(tensor: torch.Tensor) -> torch.Tensor:
-    """The plain tensor under the grad and jvp wrappers of ``tensor``."""
+    """The tensor under the grad and jvp wrappers of ``tensor``: a batch, or a plain one."""
     while _functorch.is_gradtrackingtensor(tensor):
         tensor = _functorch.get_unwrapped(tensor)
-    return tensor.detach()
+    return tensor
+
+
+def physical(tensor: torch.Tensor) -> torch.Tensor:
+    """The plain tensor under all wrappers of ``tensor``."""
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    return tensor
 
 
 preserve_version = grad_mode._unsafe_preserve_version_counter

@@ -18,6 +18,7 @@ from fxforms import _substrate as substrate
 from fxforms.functions.bind import bind, live
 from fxforms.functions.closures import check_closures
 from fxforms.functions.context import RuleContext, as_tuple
+from fxforms.functions.draws import draw_again, generator_state
 from fxforms.functions.faults import no_vmap_rule, overwritten
 from fxforms.functions.inline import one_grad, only_vmaps, run_untracked
 from fxforms.functions.loop import Unmappable
@@ -84,10 +85,12 @@ def enter(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
     if needs_split(rules, active, operands):
         return enter_split(rules, operands)
     versions = substrate.versions(operands)
+    state = generator_state() if active and rules.watches else None
     try:
         output = bind(rules, operands)
     except HiddenResidual:
         rules.note_residuals()
+        draw_again(state)
         return enter_split(rules, operands)
     if not isinstance(output, torch.Tensor) and has_trees(as_tuple(output)):
         rules.packs = True

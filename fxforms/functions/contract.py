@@ -27,7 +27,6 @@ class Rules(Protocol):
     splits_always: bool
     watches: bool
     loops: bool
-    body_is_known: bool
 
     @property
     def root(self) -> Any:

@@ -15,16 +15,6 @@ from fxforms.functions.context import RuleContext, as_tuple, attributes_of
 from fxforms.interpreters import VmapInfo, current_interpreter
 from fxforms.interpreters.vmap import VmapInterpreter
 
-# What torch says where a body needs the numbers of one sample: NumPy and C code ask for the
-# storage, Python control flow and indexing for a value or a shape.
-_UNMAPPABLE = (
-    "Cannot access data pointer of Tensor",
-    "calling .item() on a Tensor",
-    "Tensor in some data-dependent control flow",
-    "We do not support batching operators that can",
-    "attempting to call Tensor.requires_grad_()",
-)
-
 
 class UnmappableWarning(UserWarning):
     """A Function is applied to the samples of a batch one by one.
@@ -33,12 +23,6 @@ class UnmappableWarning(UserWarning):
         >>> import warnings, fxforms
         >>> warnings.simplefilter("ignore", fxforms.UnmappableWarning)
     """
-
-
-def is_unmappable(error: RuntimeError) -> bool:
-    """True if ``error`` says that a body cannot run on batched tensors."""
-    text = str(error)
-    return any(mark in text for mark in _UNMAPPABLE)
 
 
 def warn_once(name: str, error: RuntimeError) -> None:

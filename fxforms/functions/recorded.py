@@ -10,10 +10,12 @@ import numpy as np
 import torch
 
 from fxforms import _substrate as substrate
-from fxforms._tree import flatten, is_atom, map_leaves, map_tensors
+from fxforms._tree import flatten, is_atom, leaves, map_leaves, map_tensors
 from fxforms.errors import RuleError
 from fxforms.functions.context import RuleContext, among, as_tuple, attributes_of
 from fxforms.functions.derive import Like
+from fxforms.functions.draws import drew
+from fxforms.functions.unseen import first_hidden, follows, opaque_leaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,9 @@ class Call:
         self.output_likes: tuple[Like | None, ...] = ()
         self.residual_likes: tuple[Like | None, ...] = ()
         self.refs: list[Ref] = []
+        self.opaque: list[tuple[str, Any]] = []
+        self.unseen: str | None = None  # what keeps something out of sight
+        self.drawn: torch.Tensor | None = None  # the generator's state before forward
         self.samples: list[Call] = []
         self.sample_level = 0
 
@@ -63,14 +68,24 @@ class Call:
         depth, likes = self.depth, self.input_likes
         vars(self).update(vars(first))
         self.depth, self.input_likes = depth, likes
+        self.unseen = next((s.unseen for s in samples if s.unseen), None)
         if any(
-            sample.samples or differs(sample.attributes, first.attributes) for sample in samples
+            sample.samples
+            or drew(first.drawn, sample.drawn)
+            or differs(sample.attributes, first.attributes)
+            for sample in samples
         ):
             self.samples, self.sample_level = samples, level
 
     def new_context(self) -> RuleContext:
         """A ``ctx`` for ``forward``: any tensor that can be differentiated may need it."""
         return RuleContext(tuple([like is not None for like in self.input_likes]))
+
+    def may_run_again(self, operands: tuple[Any, ...]) -> bool:
+        """True if a graph of a lower level or of plain autograd may differentiate residuals."""
+        return self.depth > 1 or any(
+            isinstance(x, torch.Tensor) and substrate.unbatched(x).requires_grad for x in operands
+        )
 
     def record(self, ctx: RuleContext, operands: tuple[Any, ...], output: Any) -> tuple[Any, ...]:
         """Take over what ``forward`` left on ``ctx``; returns outputs and residuals."""
@@ -104,28 +119,39 @@ class Call:
         self.materialize = ctx.materialize_grads
         self.residual_likes = tuple([Like.of(x) for x in residuals])
         self.refs = self._distinct_refs()
+        if self.attributes:
+            opaque = opaque_leaves(self.attributes, Ref)
+            self.opaque = [(k, v) for k, v in opaque if not any(v is x for x in operands)]
+            self.unseen = first_hidden(self.opaque)
         return (*outputs, *residuals)
 
     def keeps_values(self) -> bool:
         """True if ``forward`` left numbers or arrays on ``ctx``."""
-        kinds = (float, complex, np.ndarray, np.number)
-        return any(isinstance(leaf, kinds) for leaf in flatten(self.attributes)[0])
+        return holds_values(self.attributes)
 
     def saves_no_residual(self) -> bool:
         """True if ``forward`` left only inputs and outputs, by the methods meant for it."""
-        leaves = flatten(self.attributes)[0]
-        return not (self.residual_likes or any(isinstance(leaf, Ref) for leaf in leaves))
+        return not (
+            self.residual_likes
+            or self.unseen
+            or any(isinstance(leaf, Ref) for leaf in leaves(self.attributes))
+        )
 
     def _distinct_refs(self) -> list[Ref]:
         """Every tensor that the rules need, once."""
-        found: dict[Ref, None] = {}
         named = [*self.saved, *(self.saved_for_forward or ())]
-        for value in self.attributes.values():
-            map_leaves(named.append, value)
-        for ref in named:
-            if isinstance(ref, Ref):
-                found[ref] = None
-        return list(found)
+        if self.attributes:
+            named += leaves(self.attributes)
+        return list(dict.fromkeys([ref for ref in named if isinstance(ref, Ref)]))
+
+    def residuals(self, ctx: Any) -> list[torch.Tensor | None]:
+        """Each residual as ``ctx`` has saved it; None for one that is not there."""
+        known = dict(zip(self.refs, ctx.saved_tensors))
+        return [known.get(Ref("residual", i)) for i in range(len(self.residual_likes))]
+
+    def depending(self, level: int) -> list[str]:
+        """The attributes that hide a tensor which grad ``level`` follows."""
+        return [name for name, value in self.opaque if follows(value, level)]
 
     def restore(self, ctx: Any, forward: bool) -> RuleContext:
         """The user's ``ctx`` at the level of ``ctx``, for a jvp rule if ``forward``."""
@@ -152,6 +178,12 @@ class Call:
         for name, value in self.attributes.items():
             setattr(context, name, map_leaves(find, value))
         return context
+
+
+def holds_values(attributes: dict[str, Any]) -> bool:
+    """True if there are numbers or arrays in ``attributes``."""
+    kinds = (float, complex, np.ndarray, np.number)
+    return any(isinstance(leaf, kinds) for leaf in leaves(attributes))
 
 
 def differs(a: dict[str, Any], b: dict[str, Any]) -> bool:

@@ -29,7 +29,7 @@ from fxforms.functions.faults import (
     values_of_samples,
 )
 from fxforms.functions.inline import run_untracked, tracked
-from fxforms.functions.loop import Unmappable, is_unmappable, loop, loop_rule, warn_once
+from fxforms.functions.loop import Unmappable, loop, loop_rule, warn_once
 from fxforms.functions.mapped import Mapping, mapped_class
 from fxforms.functions.once import (
     DifferentiatedOnce,
@@ -44,8 +44,10 @@ from fxforms.functions.signature import Signature
 from fxforms.functions.single_level import (
     apply_single_level,
     carrier_class,
+    run_setup,
     single_level_class,
 )
+from fxforms.functions.unseen import Followed, is_unmappable
 from fxforms.interpreters import VmapInfo
 
 _BASE = torch.autograd.Function
@@ -82,7 +84,8 @@ class FunctionRules:
         self.packs: bool | None = None if root is None else False
         self.saves_no_residual: bool | None = None
         self.watches = watches
-        self.body_is_known = False
+        self.leaves_torch: bool | None = None
+        self.setup_is_known = False
         self.closing = closing(
             [function.forward, function.setup_context, self.backward, self.jvp, self.vmap]
             if root is None
@@ -149,7 +152,7 @@ class FunctionRules:
             raise no_derivative(self.__name__, "forward mode (jvp, jacfwd)")
         ctx = RuleContext(tuple([tangent is not None for tangent in tangents]), lowered=True)
         outputs = self.bind(*primals)
-        self.function.setup_context(ctx, primals, outputs)
+        run_setup(self, self.function.setup_context, ctx, primals, outputs)
         flat = as_tuple(outputs)
         if self.jvp is None:
             ctx.saved_for_forward = None  # what runs is backward
@@ -290,3 +293,4 @@ class SplitRules(FunctionRules):
 
 
 FunctionRules(DifferentiatedOnce).packs = False
+FunctionRules(Followed).packs = False
