@@ -125,7 +125,7 @@ def run_setup(
 ) -> None:
     """The user's ``setup``; raises HiddenResidual if the levels do not see what it saves."""
     try:
-        if rules.root.setup_is_known or not rules.watches:
+        if not rules.watches or rules.root.setup_is_known:
             return setup(ctx, operands, outputs)
         with Noted() as noted:
             setup(ctx, operands, outputs)
