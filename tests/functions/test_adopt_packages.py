@@ -42,14 +42,6 @@ LAYERS: dict[str, tuple[str, Layer]] = {
         lambda m, x: m.binary_sign_ste(x) * x,
     ),
 }
-TAKEN = "the package keeps a bound apply, which adopt_all cannot see"
-MASKED = "its backward indexes by a mask, and runs under the vmap level, where nothing loops"
-RETURNED = f"its forward saves the input that it returns, which torch refuses; and {TAKEN}"
-UNABLE: dict[tuple[str, str], str] = {("entmax sparsemax", "vmap_grad"): MASKED} | {
-    (name, program): RETURNED if name == "revgrad" else TAKEN
-    for name in ("revgrad", "brevitas round_ste", "brevitas binary_sign_ste")
-    for program in ("vmap_grad", "grad_vmap", "hessian")
-}
 
 
 def loss(layer: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -68,21 +60,9 @@ def plain_hessian(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return torch.stack([torch.autograd.grad(s, leaf, retain_graph=True)[0] for s in slope])
 
 
-PARAMETERS = [
-    pytest.param(
-        name,
-        program,
-        marks=[pytest.mark.xfail(strict=True, reason=UNABLE[name, program])]
-        if (name, program) in UNABLE
-        else [],
-    )
-    for name in LAYERS
-    for program in ("vmap_grad", "grad_vmap", "hessian")
-]
-
-
 @pytest.mark.filterwarnings("default")  # of the packages, and UnmappableWarning
-@pytest.mark.parametrize(("name", "program"), PARAMETERS)
+@pytest.mark.parametrize("program", ["vmap_grad", "grad_vmap", "hessian"])
+@pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_matches_a_loop(name: str, program: str) -> None:
     module_name, layer = LAYERS[name]
     try:
