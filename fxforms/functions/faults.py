@@ -33,6 +33,15 @@ def values_of_samples(name: str) -> GradientError:
     )
 
 
+def opaque_rule(name: str) -> GradientError:
+    """The error for a derivative of a rule that leaves torch."""
+    return GradientError(
+        f"{name}: a derivative rule leaves torch (NumPy, .item()), and its own derivative is asked "
+        f"for: a second derivative, or forward mode from backward. Write the rule in torch, or as "
+        f"a Function of its own; for forward mode give a jvp rule."
+    )
+
+
 def no_derivative(name: str, mode: str) -> RuleError:
     """The error for a Function without any derivative rule."""
     return RuleError(

@@ -25,6 +25,7 @@ from fxforms.functions.faults import (
     check_count,
     no_derivative,
     no_vmap_rule,
+    opaque_rule,
     overwritten,
     values_of_samples,
 )
@@ -79,7 +80,7 @@ class FunctionRules:
         self.once: str | None = marked_once(self.__name__) if once else None
         self.transposes_jvp = self.backward is None and self.jvp is not None
         self.loops = self.vmap_method == "loop"
-        self.splits = self.combined
+        self.splits: bool = self.combined or (root is not None and root.splits)
         self.splits_always: bool = getattr(function, "splits_always", False)
         self.packs: bool | None = None if root is None else False
         self.saves_no_residual: bool | None = None
@@ -126,7 +127,7 @@ class FunctionRules:
 
     def note_residuals(self) -> None:
         """A call has shown that this class hides a residual: split it from here on."""
-        self.splits = True
+        self.splits = self.root.splits = True
         self.root.saves_no_residual = False
 
     def setup_context(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -225,6 +226,8 @@ class FunctionRules:
                 return as_tuple(rule(ctx, *args))
             except RuntimeError as error:
                 if not substrate.on_vmap_level():
+                    if is_unmappable(error):
+                        raise opaque_rule(self.__name__) from error
                     raise
                 self.loop_because(error)
         elif not substrate.on_vmap_level():

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from fxforms import _substrate as substrate
+from fxforms.errors import TURNED_OFF
 
 
 def backward(
@@ -16,17 +17,26 @@ def backward(
     retain_graph: bool,
     create_graph: bool,
 ) -> list[torch.Tensor]:
-    """The vjp of ``outputs`` at ``cotangents``: one gradient for each input, zeros if unused."""
+    """The vjp of ``outputs`` at ``cotangents``: one gradient for each input, zeros if unused.
+
+    Raises:
+        UnsupportedError: the function turned off ``requires_grad`` of an input.
+    """
+    if not all(x.requires_grad for x in inputs):
+        raise RuntimeError(TURNED_OFF)  # translated by the caller, which knows the function
     pairs = [(out, ct) for out, ct in zip(outputs, cotangents) if out.requires_grad]
     if not pairs:
         return [zeros_like(x) for x in inputs]
     gradients = substrate.run_backward(
         [out for out, _ in pairs], [ct for _, ct in pairs], inputs, retain_graph, create_graph
     )
-    return [
-        zeros_like(x) if g is None else substrate.unwrap_if_dead(g)
-        for g, x in zip(gradients, inputs)
-    ]
+    unwrap = substrate.unwrap_if_dead
+    found = [zeros_like(x) if g is None else unwrap(g) for g, x in zip(gradients, inputs)]
+    if any(g.requires_grad for g in found) and not any(
+        unwrap(x).requires_grad for pair in pairs for x in pair
+    ):  # what a saved-tensor hook returned has a place in the graph that has ended
+        return [g.detach() for g in found]
+    return found
 
 
 def zeros_like(tensor: torch.Tensor) -> torch.Tensor:
