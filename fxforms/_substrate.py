@@ -65,6 +65,7 @@ pop_level = _functorch.pop_dynamic_layer_stack
 push_level = _functorch.push_dynamic_layer_stack
 undo_levels_to_depth = _functorch.pop_dynamic_layer_stack_and_undo_to_depth
 TransformType: Any = _functorch.TransformType
+VMAP = int(TransformType.Vmap)
 RandomnessType: Any = _functorch.RandomnessType
 GradHandle = _functorch.CGradInterpreterPtr
 JvpHandle = _functorch.CJvpInterpreterPtr
@@ -137,7 +138,7 @@ def level_transforms() -> list[int]:
 
 def on_vmap_level() -> bool:
     """True if the top level is a vmap."""
-    return transforms_active() and level_transforms()[-1] == int(TransformType.Vmap)
+    return transforms_active() and level_transforms()[-1] == VMAP
 
 
 def saved_hooks_active() -> bool:

@@ -85,7 +85,7 @@ def enter(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
     if needs_split(rules, active, operands):
         return enter_split(rules, operands)
     versions = substrate.versions(operands)
-    state = generator_state() if active and rules.watches else None
+    state = generator_state() if active and rules.root.may_hide else None
     try:
         output = bind(rules, operands)
     except HiddenResidual:

@@ -78,9 +78,10 @@ def split_class(rules: Rules) -> Any:
         return split_jvp(rules, ctx, tangents)
 
     methods: dict[str, Any] = {"forward": forward, "setup_context": setup_context}
-    methods |= {"backward": once_differentiable(backward) if rules.once else backward} | (
-        {"jvp": jvp} if rules.jvp is not None else {}
-    )
+    if rules.jvp is not None:
+        methods["jvp"] = jvp
+    if rules.jvp is not None or rules.backward is not None:
+        methods["backward"] = once_differentiable(backward) if rules.once else backward
     return substrate.make_function(
         rules.__name__, torch.autograd.Function, methods, vmap_method=rules.vmap_method
     )

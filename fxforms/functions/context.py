@@ -117,6 +117,20 @@ def own_memory(tangents: list[Any], given: tuple[Any, ...]) -> None:
             seen.add(id(tangent))
 
 
+def kept_tangents(
+    ctx: RuleContext, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """``tangents`` with those of dirty inputs copied: the level overwrites the ones it gave."""
+    if not ctx.dirty_tensors:
+        return tangents
+    return tuple(
+        [
+            t.clone() if t is not None and among(p, ctx.dirty_tensors) else t
+            for p, t in zip(primals, tangents)
+        ]
+    )
+
+
 def finish_jvp(
     ctx: RuleContext,
     primals: tuple[Any, ...],

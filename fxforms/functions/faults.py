@@ -6,6 +6,7 @@ from typing import Any
 
 from fxforms.errors import GradientError, RuleError
 from fxforms.functions.signature import Signature
+from fxforms.functions.unseen import is_unmappable
 
 
 def no_vmap_rule(name: str) -> RuleError:
@@ -33,13 +34,20 @@ def values_of_samples(name: str) -> GradientError:
     )
 
 
-def opaque_rule(name: str) -> GradientError:
-    """The error for a derivative of a rule that leaves torch."""
-    return GradientError(
+def refuse_opaque(name: str, error: RuntimeError) -> None:
+    """Raise GradientError if ``error`` says that a derivative rule leaves torch.
+
+    It still counts as unmappable: a vmap level around it may run the rule on one sample.
+    """
+    if isinstance(error, GradientError) or not is_unmappable(error):
+        return
+    fault = GradientError(
         f"{name}: a derivative rule leaves torch (NumPy, .item()), and its own derivative is asked "
         f"for: a second derivative, or forward mode from backward. Write the rule in torch, or as "
         f"a Function of its own; for forward mode give a jvp rule."
     )
+    fault.__cause__ = error
+    raise fault
 
 
 def no_derivative(name: str, mode: str) -> RuleError:

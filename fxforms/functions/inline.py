@@ -14,8 +14,6 @@ import torch
 from fxforms import _substrate as substrate
 from fxforms.interpreters.levels import GRAD
 
-_VMAP = int(substrate.TransformType.Vmap)
-
 
 def tracked(tensors: tuple[Any, ...]) -> bool:
     """True if plain autograd, in either mode, follows one of ``tensors``."""
@@ -29,7 +27,7 @@ def tracked(tensors: tuple[Any, ...]) -> bool:
 def only_vmaps(operands: tuple[Any, ...]) -> bool:
     """True if every level is a vmap, and plain autograd follows none of ``operands``."""
     levels = substrate.level_transforms()
-    return all(level == _VMAP for level in levels) and not tracked(operands)
+    return all(level == substrate.VMAP for level in levels) and not tracked(operands)
 
 
 def one_grad(operands: tuple[Any, ...]) -> bool:

@@ -27,7 +27,7 @@ class UnmappableWarning(UserWarning):
 
 def warn_once(name: str, error: RuntimeError) -> None:
     """Say that the Function ``name`` is looped over, and why."""
-    reason = str(error).split(". ")[0]
+    reason = str(error.__cause__ or error).split(". ")[0]
     warnings.warn(
         f"{name} cannot be mapped over a batch ({reason}), so vmap calls it once for each sample. "
         f'Give it a vmap rule to make it fast, or vmap_method = "loop" to accept the loop.',

@@ -13,7 +13,7 @@ from fxforms.errors import RuleError
 from fxforms.functions.bind import bind, live
 from fxforms.functions.closures import closing
 from fxforms.functions.combined import split_class
-from fxforms.functions.context import RuleContext, as_tuple, finish_jvp, materialize
+from fxforms.functions.context import RuleContext, as_tuple, finish_jvp, kept_tangents, materialize
 from fxforms.functions.declared import check, given
 from fxforms.functions.derive import (
     backward_from_jvp,
@@ -25,8 +25,8 @@ from fxforms.functions.faults import (
     check_count,
     no_derivative,
     no_vmap_rule,
-    opaque_rule,
     overwritten,
+    refuse_opaque,
     values_of_samples,
 )
 from fxforms.functions.inline import run_untracked, tracked
@@ -87,6 +87,7 @@ class FunctionRules:
         self.watches = watches
         self.leaves_torch: bool | None = None
         self.setup_is_known = False
+        self.may_hide = True
         self.closing = closing(
             [function.forward, function.setup_context, self.backward, self.jvp, self.vmap]
             if root is None
@@ -155,6 +156,7 @@ class FunctionRules:
         outputs = self.bind(*primals)
         run_setup(self, self.function.setup_context, ctx, primals, outputs)
         flat = as_tuple(outputs)
+        tangents = kept_tangents(ctx, primals, tangents)
         if self.jvp is None:
             ctx.saved_for_forward = None  # what runs is backward
             likes = tangent_likes(ctx, flat)
@@ -226,8 +228,7 @@ class FunctionRules:
                 return as_tuple(rule(ctx, *args))
             except RuntimeError as error:
                 if not substrate.on_vmap_level():
-                    if is_unmappable(error):
-                        raise opaque_rule(self.__name__) from error
+                    refuse_opaque(self.__name__, error)
                     raise
                 self.loop_because(error)
         elif not substrate.on_vmap_level():

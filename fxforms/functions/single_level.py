@@ -109,6 +109,8 @@ def set_up(rules: Rules, ctx: Any, operands: tuple[Any, ...], outputs: Any) -> N
         substrate.set_grad_enabled(before[0])
         substrate.set_forward_grad_enabled(before[1])
     fixed = ctx.non_differentiable
+    if not fixed and rules.watches:
+        rules.root.may_hide = False
     watched = fixed and rules.watches and not ctx.dirty_tensors
     if watched and any(hides(x, fixed) for x in ctx.to_save or ()):
         if not one_grad(operands):

@@ -108,9 +108,9 @@ class HiddenBatch(RuntimeError):
 
 def is_unmappable(error: RuntimeError) -> bool:
     """True if ``error`` says that a body cannot run on batched tensors."""
-    if isinstance(error, (HiddenBatch, GradientError)):
-        return isinstance(error, HiddenBatch)
-    text = str(error.__cause__ or error)  # a transform in the body has said it in other words
+    if isinstance(error, HiddenBatch):
+        return True
+    text = str(error.__cause__ or error)  # it may have been said in other words since
     return any(mark in text for mark in _UNMAPPABLE)
 
 

@@ -12,20 +12,13 @@ from combined_cases import HIDDEN, OPAQUE, RANDOM, RIGHT, Sine
 from oracle import vec
 from torch import Tensor
 from torch.testing import assert_close
-from unary import FIRST_ORDER, PROGRAMS, SECOND_ORDER, all_of, check, function, known, loss, rows
+from unary import FIRST_ORDER, PROGRAMS, SECOND_ORDER, all_of, check, function, loss, rows
 
 import fxforms
 from fxforms.errors import GradientError
 
 
-@pytest.mark.parametrize(
-    ("case", "program"),
-    [pair for pair in all_of(RIGHT) if pair != ("dirty output", "grad_jvp")]
-    + known(
-        "torch says that a variable was modified in place; copy_ of the jvp level made it so",
-        {"dirty output": "grad_jvp"},
-    ),
-)
+@pytest.mark.parametrize(("case", "program"), all_of(RIGHT))
 def test_a_form_of_ctx(case: str, program: str) -> None:
     check(program, *RIGHT[case])
 
