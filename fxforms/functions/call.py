@@ -20,6 +20,7 @@ from fxforms.functions.closures import check_closures
 from fxforms.functions.context import RuleContext, as_tuple
 from fxforms.functions.draws import draw_again, generator_state
 from fxforms.functions.faults import no_vmap_rule, overwritten
+from fxforms.functions.first_call import ContainerFound
 from fxforms.functions.inline import one_grad, only_vmaps, run_untracked
 from fxforms.functions.loop import Unmappable
 from fxforms.functions.packed import Packing, has_trees
@@ -92,6 +93,9 @@ def enter(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
         rules.note_residuals()
         draw_again(state)
         return enter_split(rules, operands)
+    except ContainerFound as found:
+        rules.packs = True
+        return enter_packed(rules, operands, found)
     if not isinstance(output, torch.Tensor) and has_trees(as_tuple(output)):
         rules.packs = True
         if versions != substrate.versions(operands):
@@ -110,12 +114,15 @@ def run_inline(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
     return run_untracked(rules.function.forward, operands)
 
 
-def enter_packed(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
-    """A call with pytrees among its operands or outputs.
+def enter_packed(
+    rules: FunctionRules, operands: tuple[Any, ...], found: ContainerFound | None = None
+) -> Any:
+    """A call with pytrees among its operands or outputs; of ``found`` the body has run already.
 
     The first call inside a transform comes here too: only its output tells whether it is flat.
     """
     packing, leaves = Packing.of(operands)
+    packing.ready = found
     flat = enter(rules.packed, (packing, *leaves))
     if rules.packs is None:
         rules.packs = not packing.is_flat()

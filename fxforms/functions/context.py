@@ -20,6 +20,10 @@ class NodeContext(substrate.BackwardCFunction):
     _fx_lowered = False
     _fx_plain = False
 
+    def set_materialize_grads(self, value: bool) -> None:
+        """As in torch, where it cannot be read again."""
+        self.materialize_grads = self._fx_materialize = value
+
     @property
     def saved_tensors(self) -> Any:  # type: ignore[override]
         """What ``save_for_backward`` was given, free of wrappers of ended levels."""
@@ -78,7 +82,7 @@ class RuleContext:
         self.materialize_grads = value
 
 
-_OWN = frozenset(vars(RuleContext(())))
+_OWN = frozenset(vars(RuleContext(()))) | {"_fx_materialize"}
 
 
 def attributes_of(ctx: Any) -> dict[str, Any]:

@@ -27,6 +27,7 @@ class Rules(Protocol):
     splits_always: bool
     watches: bool
     loops: bool
+    evaluate: Callable[..., Any]
 
     @property
     def root(self) -> Any:

@@ -51,6 +51,7 @@ class Packing:
     def __init__(self, specs: list[PyTreeSpec]) -> None:
         self.specs = specs
         self.out_spec: PyTreeSpec | None = None
+        self.ready: Any = None  # a ContainerFound: the body has run already
 
     @classmethod
     def of(cls, args: tuple[Any, ...]) -> tuple[Packing, list[Any]]:
@@ -144,11 +145,15 @@ def packed_class(rules: Rules) -> Any:
     function = rules.function
 
     def forward(packing: Packing, *flat: Any) -> tuple[Any, ...]:
+        if packing.ready is not None:
+            return packing.pack_output(packing.ready.output)
         return packing.pack_output(function.forward(*packing.args(flat)))
 
     def forward_combined(ctx: Any, packing: Packing, *flat: Any) -> tuple[Any, ...]:
         ctx._fx_packing = packing
         context = PackedContext(ctx, packing)
+        if packing.ready is not None:
+            return packing.pack_output(packing.ready.take(context))
         return packing.pack_output(function.forward(context, *packing.args(flat)))
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:

@@ -29,6 +29,7 @@ from fxforms.functions.faults import (
     refuse_opaque,
     values_of_samples,
 )
+from fxforms.functions.first_call import applied
 from fxforms.functions.inline import run_untracked, tracked
 from fxforms.functions.loop import Unmappable, loop, loop_rule, warn_once
 from fxforms.functions.mapped import Mapping, mapped_class
@@ -44,7 +45,6 @@ from fxforms.functions.recorded import Call
 from fxforms.functions.signature import Signature
 from fxforms.functions.single_level import (
     apply_single_level,
-    carrier_class,
     run_setup,
     single_level_class,
 )
@@ -88,14 +88,11 @@ class FunctionRules:
         self.leaves_torch: bool | None = None
         self.setup_is_known = False
         self.may_hide = True
-        self.closing = closing(
-            [function.forward, function.setup_context, self.backward, self.jvp, self.vmap]
-            if root is None
-            else []
-        )
+        methods = [function.forward, function.setup_context, self.backward, self.jvp, self.vmap]
+        self.closing = closing(methods if root is None else [])
         self.signature = Signature(function, self.combined)
         self.arity = self.signature.arity
-        self.evaluate: Callable[..., Any] = substrate.autograd_apply(carrier_class(self))
+        self.evaluate: Callable[..., Any] = applied(self, looks=root is None)
 
     @cached_property
     def node(self) -> Any:
