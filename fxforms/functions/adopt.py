@@ -81,7 +81,7 @@ def _adopting_code() -> CodeType:
     __class__ = torch.autograd.Function  # the one free variable of torch's method
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        return __class__._fx_apply(cls, *args, **kwargs)  # type: ignore[attr-defined]
+        return __class__.fxforms_apply(cls, *args, **kwargs)  # type: ignore[attr-defined]
 
     return apply.__code__
 
@@ -122,6 +122,6 @@ class adopt_all:
         global _users
         with _lock:
             _users += change
-            torch.autograd.Function._fx_apply = staticmethod(_apply)  # type: ignore[attr-defined]
+            torch.autograd.Function.fxforms_apply = staticmethod(_apply)  # type: ignore[attr-defined]
             # The code, not the method: modules hold bound ones, taken when they were imported.
             _method.__code__ = _adopting_code() if _users else _torch_apply.__code__

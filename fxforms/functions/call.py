@@ -16,7 +16,7 @@ import torch
 
 from fxforms import _substrate as substrate
 from fxforms.functions.bind import bind, live
-from fxforms.functions.closures import check_closures
+from fxforms.functions.closures import check_arguments, check_closures
 from fxforms.functions.context import RuleContext, as_tuple
 from fxforms.functions.draws import draw_again, generator_state
 from fxforms.functions.faults import no_vmap_rule, overwritten
@@ -83,6 +83,8 @@ def enter(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
             return rules.attempt(operands, lambda: run_inline(rules, operands))
         except Unmappable:  # from here on the batch is looped over
             return bind(rules, operands)
+    if active:
+        check_arguments(rules.__name__, operands)
     if needs_split(rules, active, operands):
         return enter_split(rules, operands)
     versions = substrate.versions(operands)

@@ -10,7 +10,7 @@ from typing import Any
 from fxforms._tree import broadcast_prefix
 from fxforms.errors import RuleError, StructureError, describe, name_of
 from fxforms.functions.batched import BatchedBy
-from fxforms.functions.decorators import positional_signature
+from fxforms.functions.decorators import bound_arguments, positional_signature
 from fxforms.functions.packed import Packing
 from fxforms.interpreters import VmapInfo
 
@@ -46,8 +46,8 @@ class custom_vmap:
     """
 
     def __init__(self, fun: Callable[..., Any]) -> None:
+        self._signature = positional_signature(fun, "custom_vmap")
         functools.update_wrapper(self, fun, updated=())
-        self._signature = positional_signature(fun)
         self._primitive = RuledBatch(fun)
 
     def def_vmap(self, rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,9 +60,8 @@ class custom_vmap:
         return self if instance is None else types.MethodType(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        bound = self._signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        packing, leaves = Packing.of(bound.args)
+        fun = self._primitive.fun
+        packing, leaves = Packing.of(bound_arguments(fun, self._signature, args, kwargs))
         return packing.output(self._primitive.bind(packing, *leaves))
 
 

@@ -10,7 +10,7 @@ import torch
 
 from fxforms import _substrate as substrate
 from fxforms._tree import is_atom, map_tensors
-from fxforms.errors import RANDOM, ArgumentError, RuleError
+from fxforms.errors import RANDOM, ArgumentError, RuleError, describe
 from fxforms.functions.context import RuleContext, as_tuple, attributes_of
 from fxforms.interpreters import VmapInfo, current_interpreter
 from fxforms.interpreters.vmap import VmapInterpreter
@@ -63,13 +63,17 @@ def loop(
                 raise ArgumentError(f"{name}: a random operation in a loop over a batch. {RANDOM}")
             if index + 1 < info.batch_size:
                 torch.set_rng_state(state)
+    check_counts(samples, name)
     outputs = tuple([stack(values, name) for values in zip(*samples)])
     dims = tuple([0 if isinstance(x, torch.Tensor) else None for x in outputs])
     return (outputs, dims) if isinstance(result, tuple) else (outputs[0], dims[0])
 
 
 def loop_rule(
-    rule: Callable[[RuleContext, tuple[Any, ...]], tuple[Any, ...]], ctx: Any, args: tuple[Any, ...]
+    name: str,
+    rule: Callable[[RuleContext, tuple[Any, ...]], tuple[Any, ...]],
+    ctx: Any,
+    args: tuple[Any, ...],
 ) -> tuple[Any, ...]:
     """``rule``, met at a vmap level, on each sample of ``ctx`` and ``args`` one level down."""
     interpreter = current_interpreter()
@@ -86,7 +90,7 @@ def loop_rule(
         for index in range(size):
             context = sample_context(ctx, level, split, index)
             samples.append(rule(context, tuple([pick(x, d, index) for x, d in given])))
-        columns = [stack_present(values) for values in zip(*samples)]
+        columns = [stack_present(values, name) for values in zip(*samples)]
     return tuple([None if x is None else substrate.add_batch_dim(x, 0, level) for x in columns])
 
 
@@ -118,6 +122,7 @@ def pick(value: Any, dim: int | None, index: int) -> Any:
 def stack(values: tuple[Any, ...], name: str) -> Any:
     """One output of all samples: tensors stacked, anything else if it is the same for all."""
     if isinstance(values[0], torch.Tensor):
+        check_shapes(values, f"{name} returned outputs")
         return torch.stack(values)
     if not all(x is values[0] or (is_atom(x) and x == values[0]) for x in values):
         raise RuleError(
@@ -127,9 +132,30 @@ def stack(values: tuple[Any, ...], name: str) -> Any:
     return values[0]
 
 
-def stack_present(values: tuple[torch.Tensor | None, ...]) -> torch.Tensor | None:
+def check_counts(samples: list[tuple[Any, ...]], name: str) -> None:
+    """Raise RuleError unless every sample has as many outputs as the first."""
+    counts = sorted({len(sample) for sample in samples})
+    if len(counts) > 1:
+        raise RuleError(
+            f"{name} returned different numbers of outputs ({', '.join(map(str, counts))}) for the "
+            f"samples of a batch. Return the same for every sample."
+        )
+
+
+def check_shapes(values: tuple[Any, ...], what: str) -> None:
+    """Raise RuleError unless ``values``, one a sample, are tensors of one shape."""
+    shapes = {tuple(x.shape) if isinstance(x, torch.Tensor) else describe(x) for x in values}
+    if len(shapes) > 1:
+        raise RuleError(
+            f"{what} of different shapes ({', '.join(sorted(map(str, shapes)))}) for the samples "
+            f"of a batch, which one tensor cannot hold. Pad them to one shape."
+        )
+
+
+def stack_present(values: tuple[torch.Tensor | None, ...], name: str) -> torch.Tensor | None:
     """The results of one rule on all samples, absent ones as zeros; None if all are absent."""
     like = next((value for value in values if value is not None), None)
     if like is None:
         return None
+    check_shapes(tuple([x for x in values if x is not None]), f"A rule of {name} gave derivatives")
     return torch.stack([torch.zeros_like(like) if v is None else v for v in values])

@@ -196,7 +196,13 @@ def packed_backward(
     packing: Packing = ctx._fx_packing
     result = rules.gradients(PackedContext(ctx, packing), packing.output_parts(cotangents))
     names = rules.signature.names(len(packing.specs))
-    return match(result, packing.specs, names, f"{rules.__name__}.backward: the gradient")
+    flat = match(result, packing.specs, names, f"{rules.__name__}.backward: the gradient")
+    return tuple(
+        [
+            g if need or isinstance(g, torch.Tensor) else None  # the place of a number
+            for g, need in zip(flat, ctx.needs_input_grad[1:])
+        ]
+    )
 
 
 def packed_jvp(

@@ -230,7 +230,7 @@ class FunctionRules:
                 self.loop_because(error)
         elif not substrate.on_vmap_level():
             raise values_of_samples(self.__name__)
-        return loop_rule(lambda ctx, args: self.run_rule(rule, ctx, args), ctx, args)
+        return loop_rule(self.__name__, lambda c, a: self.run_rule(rule, c, a), ctx, args)
 
     def run_backward(self, ctx: Any, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
         """One gradient for each input, by the user's ``backward`` or from ``jvp``."""

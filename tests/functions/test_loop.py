@@ -225,12 +225,32 @@ def test_a_python_output_that_differs_by_sample() -> None:
         fxforms.vmap(lambda x: x * op.apply(x)[1])(vec(4, 3))
 
 
+TWO = torch.tensor([[1.0, 2.0], [2.0, 1.0]])
+
+
 @IGNORED
-@pytest.mark.xfail(strict=True, reason="torch.stack's own text, no name")
-def test_outputs_of_different_shapes() -> None:
-    op = function("First", forward=lambda ctx, x: x[: int(x[0])], backward=lambda ctx, g: g)
-    with pytest.raises(RuleError, match="First"):
-        fxforms.vmap(op.apply)(torch.tensor([[1.0, 2.0], [2.0, 1.0]]))
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [
+        (lambda ctx, x: x[: int(x[0])], r"First returned outputs .*\(1,\), \(2,\)"),
+        (lambda ctx, x: (2 * x,) * int(x[0]), r"First returned different numbers .*\(1, 2\)"),
+    ],
+)
+def test_outputs_that_differ_between_samples(forward: Any, message: str) -> None:
+    op = function("First", forward=forward, backward=lambda ctx, g: g)
+    with pytest.raises(RuleError, match=message):
+        fxforms.vmap(op.apply)(TWO)
+
+
+@IGNORED
+def test_gradients_of_different_shapes() -> None:
+    op = function(
+        "First",
+        forward=lambda ctx, x: ctx.save_for_backward(x) or 2 * x,
+        backward=lambda ctx, g: g[: int(ctx.saved_tensors[0][0])],
+    )
+    with pytest.raises(RuleError, match=r"rule of First .*\(1,\), \(2,\)"):
+        fxforms.vmap(fxforms.grad(lambda x: op.apply(x).sum()))(TWO)
 
 
 def test_a_fault_of_the_body_is_no_reason_to_loop() -> None:
