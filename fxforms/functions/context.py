@@ -19,6 +19,7 @@ class NodeContext(substrate.BackwardCFunction):
     _rules: Any
     _fx_lowered = False
     _fx_plain = False
+    _fx_operands: Any = None
 
     def set_materialize_grads(self, value: bool) -> None:
         """As in torch, where it cannot be read again."""
@@ -33,6 +34,8 @@ class NodeContext(substrate.BackwardCFunction):
 
     def apply(self, *cotangents: Any) -> Any:
         """Called by the autograd engine: the Function's backward rule."""
+        if self._fx_operands is not None and torch.is_grad_enabled():
+            return self._rules.run_backward(self._rules.context_again(self), cotangents)
         return self._rules.run_backward(self, cotangents)
 
 
@@ -82,7 +85,7 @@ class RuleContext:
         self.materialize_grads = value
 
 
-_OWN = frozenset(vars(RuleContext(()))) | {"_fx_materialize"}
+_OWN = frozenset(vars(RuleContext(()))) | {"_fx_materialize", "_fx_operands"}
 
 
 def attributes_of(ctx: Any) -> dict[str, Any]:

@@ -61,6 +61,11 @@ class Packing:
             refuse_unknown(flat)
         return cls([spec for _, spec in pairs]), [leaf for flat, _ in pairs for leaf in flat]
 
+    def take_ready(self) -> Any:
+        """The body that has run already, once."""
+        ready, self.ready = self.ready, None
+        return ready
+
     def args(self, flat: tuple[Any, ...]) -> tuple[Any, ...]:
         """``flat``, one value a leaf, as the arguments."""
         built, start = [], 0
@@ -145,15 +150,15 @@ def packed_class(rules: Rules) -> Any:
     function = rules.function
 
     def forward(packing: Packing, *flat: Any) -> tuple[Any, ...]:
-        if packing.ready is not None:
-            return packing.pack_output(packing.ready.output)
+        if (ready := packing.take_ready()) is not None:
+            return packing.pack_output(ready.output)
         return packing.pack_output(function.forward(*packing.args(flat)))
 
     def forward_combined(ctx: Any, packing: Packing, *flat: Any) -> tuple[Any, ...]:
         ctx._fx_packing = packing
         context = PackedContext(ctx, packing)
-        if packing.ready is not None:
-            return packing.pack_output(packing.ready.take(context))
+        if (ready := packing.take_ready()) is not None:
+            return packing.pack_output(ready.take(context))
         return packing.pack_output(function.forward(context, *packing.args(flat)))
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:

@@ -41,6 +41,7 @@ from fxforms.functions.once import (
     undecorated,
 )
 from fxforms.functions.packed import packed_class
+from fxforms.functions.plain_residuals import context_again
 from fxforms.functions.recorded import Call
 from fxforms.functions.signature import Signature
 from fxforms.functions.single_level import (
@@ -76,8 +77,7 @@ class FunctionRules:
         self.vmap = given(function, "vmap")
         self.vmap_method: str = getattr(function, "vmap_method", "derive")
         check(function, self.vmap, self.vmap_method)
-        once = is_once_differentiable(self.backward)
-        self.once: str | None = marked_once(self.__name__) if once else None
+        self.once = marked_once(self.__name__) if is_once_differentiable(self.backward) else None
         self.transposes_jvp = self.backward is None and self.jvp is not None
         self.loops = self.vmap_method == "loop"
         self.splits: bool = self.combined or (root is not None and root.splits)
@@ -107,7 +107,9 @@ class FunctionRules:
     @cached_property
     def packed(self) -> FunctionRules:
         """This Function on the leaves of its arguments."""
-        return FunctionRules(packed_class(self), self.root)
+        rules = FunctionRules(packed_class(self), self.root)
+        rules.evaluate = applied(rules, looks=True)
+        return rules
 
     @cached_property
     def split(self) -> FunctionRules:
@@ -238,6 +240,8 @@ class FunctionRules:
             return run_once(self.once, self.gradients, ctx, cotangents)
         return self.gradients(ctx, cotangents)
 
+    context_again = context_again  # for the node, which does not import it
+
     def gradients(self, ctx: Any, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
         """The same, as the rule is written, whether or not it may be differentiated again."""
         found = self._user_gradients(ctx, cotangents)
@@ -249,9 +253,8 @@ class FunctionRules:
         if self.backward is None:
             if self.jvp is None:
                 raise no_derivative(self.__name__, "reverse mode (grad, vjp, jacrev, .backward())")
-            return self.run_rule(
-                lambda ctx, *given: backward_from_jvp(self, ctx, given), ctx, cotangents
-            )
+            derived = lambda ctx, *given: backward_from_jvp(self, ctx, given)  # noqa: E731
+            return self.run_rule(derived, ctx, cotangents)
         return self.run_rule(undecorated(self.backward), ctx, cotangents)
 
 

@@ -87,18 +87,6 @@ def test_a_hidden_tensor_that_is_a_constant_is_no_fault() -> None:
         check(program, op.apply, lambda x: x * factor)
 
 
-@pytest.mark.xfail(strict=True, reason="the graph is torch's own, which takes it for a constant")
-def test_plain_autograd_twice_through_a_residual() -> None:
-    x = vec(3).requires_grad_()
-    seconds = [
-        torch.autograd.grad(
-            torch.autograd.grad(f(x).sin().sum(), x, create_graph=True)[0].pow(2).sum(), x
-        )
-        for f in (Sine.apply, torch.sin)
-    ]
-    assert_close(*seconds)
-
-
 @pytest.mark.filterwarnings("ignore::fxforms.UnmappableWarning")
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_body_that_branches_on_values(program: str) -> None:
