@@ -120,6 +120,9 @@ class PackedContext:
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._fx_real, name, value)
 
+    def __delattr__(self, name: str) -> None:
+        delattr(self._fx_real, name)
+
     def mark_dirty(self, *trees: Any) -> None:
         """Declare inputs that ``forward`` changed in place."""
         self._fx_real.mark_dirty(*flatten(trees)[0])

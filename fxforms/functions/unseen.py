@@ -31,6 +31,7 @@ _UNMAPPABLE = (
     "Tensor in some data-dependent control flow",
     "We do not support batching operators that can",
     "attempting to call Tensor.requires_grad_()",
+    "is not possible because there exists a Tensor",  # it fills a tensor of its own in place
 )
 Check = Callable[[tuple[Any, ...]], None]
 _CLOSED = (type, ModuleType, str, bytes, int, float, complex, type(None))

@@ -1,7 +1,7 @@
 """Functions inside packages that know nothing of fxforms; each test needs its package.
 
-``pip install --no-deps entmax snntorch spikingjelly pytorch-revgrad brevitas`` brings all that is
-used here.
+``pip install --no-deps entmax snntorch spikingjelly pytorch-revgrad brevitas torchdiffeq`` brings
+all that is used here.
 """
 
 from __future__ import annotations
@@ -80,3 +80,23 @@ def test_a_layer_matches_a_loop(name: str, program: str) -> None:
             actual = torch.stack([fxforms.hessian(f)(x) for x in X])
     one = plain_hessian if program == "hessian" else plain_grad
     assert_close(actual, torch.stack([one(f, x) for x in X]), equal_nan=True)
+
+
+class Decay(torch.nn.Module):
+    def forward(self, time: Tensor, y: Tensor) -> Tensor:
+        return -0.7 * y.sin()
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_adjoint_of_an_ode() -> None:
+    """Its backward calls ``torch.autograd.grad`` and fills tensors: a loop over the samples."""
+    torchdiffeq = pytest.importorskip("torchdiffeq")
+    times = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    solve = lambda x: torchdiffeq.odeint_adjoint(Decay(), x, times, method="rk4")  # noqa: E731
+    f = loss(lambda x: solve(x)[-1])
+    X = rows(vec(4))
+    expected = torch.stack([plain_grad(f, x) for x in X])
+    with fxforms.adopt_all():
+        assert_close(fxforms.grad(f)(X[0]), expected[0])
+        assert_close(fxforms.vmap(fxforms.grad(f))(X), expected)
+        assert_close(fxforms.grad(lambda X: fxforms.vmap(f)(X).sum())(X), expected)

@@ -225,32 +225,20 @@ def test_a_python_output_that_differs_by_sample() -> None:
         fxforms.vmap(lambda x: x * op.apply(x)[1])(vec(4, 3))
 
 
-TWO = torch.tensor([[1.0, 2.0], [2.0, 1.0]])
-
-
 @IGNORED
-@pytest.mark.parametrize(
-    ("forward", "message"),
-    [
-        (lambda ctx, x: x[: int(x[0])], r"First returned outputs .*\(1,\), \(2,\)"),
-        (lambda ctx, x: (2 * x,) * int(x[0]), r"First returned different numbers .*\(1, 2\)"),
-    ],
-)
-def test_outputs_that_differ_between_samples(forward: Any, message: str) -> None:
-    op = function("First", forward=forward, backward=lambda ctx, g: g)
-    with pytest.raises(RuleError, match=message):
-        fxforms.vmap(op.apply)(TWO)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_body_that_fills_a_tensor_of_its_own(program: str) -> None:
+    """A solver does so: the tensor has no batch, and each sample gets its own in a loop."""
 
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        path = torch.empty(2, 3, dtype=x.dtype)
+        path[0] = x
+        path[1] = path[0].sin()
+        ctx.save_for_backward(x)
+        return path[1]
 
-@IGNORED
-def test_gradients_of_different_shapes() -> None:
-    op = function(
-        "First",
-        forward=lambda ctx, x: ctx.save_for_backward(x) or 2 * x,
-        backward=lambda ctx, g: g[: int(ctx.saved_tensors[0][0])],
-    )
-    with pytest.raises(RuleError, match=r"rule of First .*\(1,\), \(2,\)"):
-        fxforms.vmap(fxforms.grad(lambda x: op.apply(x).sum()))(TWO)
+    op = function("Path", forward=forward, backward=lambda ctx, g: g * ctx.saved_tensors[0].cos())
+    check(program, op.apply, torch.sin)
 
 
 def test_a_fault_of_the_body_is_no_reason_to_loop() -> None:
