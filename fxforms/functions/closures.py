@@ -41,7 +41,7 @@ def captured(function: PythonFunction, depth: int = _DEPTH) -> Iterator[Any]:
 def check_arguments(name: str, operands: tuple[Any, ...]) -> None:
     """Raise UnsupportedError if an argument that is no pytree holds a tensor of a transform."""
     for operand in operands:
-        if is_atom(operand) or isinstance(operand, (torch.Tensor, Packing)):
+        if isinstance(operand, (torch.Tensor, Packing)) or is_atom(operand):
             continue
         for tensor in hidden_tensors(operand):
             if substrate.level_of(tensor) > 0:

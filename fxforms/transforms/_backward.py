@@ -22,8 +22,9 @@ def backward(
     Raises:
         UnsupportedError: the function turned off ``requires_grad`` of an input.
     """
-    if not all(x.requires_grad for x in inputs):
-        raise RuntimeError(TURNED_OFF)  # translated by the caller, which knows the function
+    for x in inputs:
+        if not x.requires_grad:
+            raise RuntimeError(TURNED_OFF)  # translated by the caller, which knows the function
     pairs = [(out, ct) for out, ct in zip(outputs, cotangents) if out.requires_grad]
     if not pairs:
         return [zeros_like(x) for x in inputs]
@@ -32,11 +33,20 @@ def backward(
     )
     unwrap = substrate.unwrap_if_dead
     found = [zeros_like(x) if g is None else unwrap(g) for g, x in zip(gradients, inputs)]
-    if any(g.requires_grad for g in found) and not any(
-        unwrap(x).requires_grad for pair in pairs for x in pair
-    ):  # what a saved-tensor hook returned has a place in the graph that has ended
-        return [g.detach() for g in found]
+    for gradient in found:
+        if gradient.requires_grad:
+            return settled(found, pairs)
     return found
+
+
+def settled(
+    gradients: list[torch.Tensor], pairs: list[tuple[torch.Tensor, torch.Tensor]]
+) -> list[torch.Tensor]:
+    """``gradients``, off a graph that has ended: a saved-tensor hook may have left them on it."""
+    unwrap = substrate.unwrap_if_dead
+    if any(unwrap(x).requires_grad for pair in pairs for x in pair):
+        return gradients
+    return [g.detach() for g in gradients]
 
 
 def zeros_like(tensor: torch.Tensor) -> torch.Tensor:
