@@ -66,6 +66,7 @@ pop_level = _functorch.pop_dynamic_layer_stack
 push_level = _functorch.push_dynamic_layer_stack
 undo_levels_to_depth = _functorch.pop_dynamic_layer_stack_and_undo_to_depth
 TransformType: Any = _functorch.TransformType
+VMAP = int(TransformType.Vmap)
 RandomnessType: Any = _functorch.RandomnessType
 GradHandle = _functorch.CGradInterpreterPtr
 JvpHandle = _functorch.CJvpInterpreterPtr
@@ -144,7 +145,7 @@ def top_transform() -> int:
 
 def on_vmap_level() -> bool:
     """True if the top level is a vmap."""
-    return transforms_active() and top_transform() == int(TransformType.Vmap)
+    return transforms_active() and top_transform() == VMAP
 
 
 def saved_hooks_active() -> bool:
@@ -174,10 +175,17 @@ def unbatched(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def base_value(tensor: torch.Tensor) -> torch.Tensor:
-    """The plain tensor under the grad and jvp wrappers of ``tensor``."""
+    """The tensor under the grad and jvp wrappers of ``tensor``: a batch, or a plain one."""
     while _functorch.is_gradtrackingtensor(tensor):
         tensor = _functorch.get_unwrapped(tensor)
-    return tensor.detach()
+    return tensor
+
+
+def physical(tensor: torch.Tensor) -> torch.Tensor:
+    """The plain tensor under all wrappers of ``tensor``."""
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    return tensor
 
 
 preserve_version = grad_mode._unsafe_preserve_version_counter

@@ -13,8 +13,15 @@ from fxforms.errors import ArgumentError, RuleError, StructureError, describe, n
 from fxforms.functions.function import Function, FunctionType
 
 
-def positional_signature(fun: Callable[..., Any]) -> inspect.Signature:
+def check_callable(fun: Any, decorator: str) -> None:
+    """Raise TypeError if ``fun`` is no function."""
+    if not callable(fun):
+        raise TypeError(f"{decorator} expects a function, got {describe(fun)}.")
+
+
+def positional_signature(fun: Callable[..., Any], decorator: str) -> inspect.Signature:
     """The signature of ``fun``; raises RuleError if it has keyword-only parameters."""
+    check_callable(fun, decorator)
     try:
         signature = inspect.signature(fun)
     except ValueError:  # a builtin such as torch.sin tells none
@@ -29,15 +36,36 @@ def positional_signature(fun: Callable[..., Any]) -> inspect.Signature:
     return signature
 
 
+def bound_arguments(
+    fun: Callable[..., Any], signature: inspect.Signature, args: Any, kwargs: Any
+) -> tuple[Any, ...]:
+    """The arguments of a call of ``fun`` by position, defaults in their place."""
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        names = ", ".join(signature.parameters)
+        raise TypeError(f"{name_of(fun)}: {error}; it takes ({names}).") from None
+    bound.apply_defaults()
+    return bound.args
+
+
+def as_pair(result: Any, fun: Callable[..., Any], rule: str, pair: str) -> tuple[Any, Any]:
+    """What ``rule`` of ``fun`` returned, which must be a ``pair``."""
+    if not (isinstance(result, tuple) and len(result) == 2):
+        seen = f"a tuple of {len(result)}" if isinstance(result, tuple) else describe(result)
+        raise StructureError(f"{name_of(fun)}: {rule} must return the pair {pair}, got {seen}.")
+    return result
+
+
 class _Decorated:
     """A function with rules of its own; calls bind by the function's signature."""
 
     missing: str
 
     def __init__(self, fun: Callable[..., Any], nondiff_argnums: tuple[int, ...] = ()) -> None:
+        self._signature = positional_signature(fun, type(self).__name__)
         functools.update_wrapper(self, fun, updated=())
         self.fun = fun
-        self._signature = positional_signature(fun)
         count = len(self._signature.parameters)
         if any(not -count <= i < count for i in nondiff_argnums):
             raise ArgumentError(
@@ -50,9 +78,7 @@ class _Decorated:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._function is None:
             raise RuleError(f"{name_of(self.fun)} was called before {self.missing} gave it a rule.")
-        bound = self._signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return self._function.apply(*bound.args)
+        return self._function.apply(*bound_arguments(self.fun, self._signature, args, kwargs))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A decorated method: the instance is its first argument."""
@@ -101,7 +127,7 @@ class custom_vjp(_Decorated):
         """Set the rule: ``fwd`` and ``bwd`` as the class says."""
 
         def forward(ctx: Any, *args: Any) -> Any:
-            output, ctx.residuals = fwd(*args)
+            output, ctx.residuals = as_pair(fwd(*args), self.fun, "fwd", "(output, residuals)")
             ctx.fixed, _ = self._divide(args)
             ctx.several = isinstance(output, tuple)
             return output
@@ -161,7 +187,8 @@ class custom_jvp(_Decorated):
         def jvp(ctx: Any, *tangents: Any) -> Any:
             fixed, primals = self._divide(ctx.args)
             _, moving = self._divide(tangents)
-            return rule(*fixed, tuple(primals), tuple(moving))[1]
+            result = rule(*fixed, tuple(primals), tuple(moving))
+            return as_pair(result, self.fun, "the jvp rule", "(output, tangent)")[1]
 
         self._define(forward=forward, jvp=jvp)
         return rule
@@ -211,7 +238,8 @@ def linear_function(
 
     Returns:
         ``fun`` with both derivatives known: forward mode applies it to the tangent, reverse mode
-        applies ``transpose`` to the cotangent.
+        applies ``transpose`` to the cotangent. They are linear functions too, so neither map needs
+        a derivative of its own.
 
     Example:
         >>> import torch, fxforms
@@ -219,28 +247,40 @@ def linear_function(
         >>> fxforms.grad(lambda x: double(x).sum())(torch.ones(2))
         tensor([2., 2.])
     """
-
-    def forward(ctx: Any, x: Any) -> Any:
-        output = fun(x)
-        ctx.several = isinstance(output, tuple)
-        return output
-
-    def backward(ctx: Any, *cotangents: Any) -> tuple[Any]:
-        return (transpose(cotangents if ctx.several else cotangents[0]),)
-
-    def jvp(ctx: Any, tangent: Any) -> Any:
-        return fun(tangent)
-
-    attributes: dict[str, Any] = {
-        "forward": staticmethod(forward),
-        "backward": staticmethod(backward),
-        "jvp": staticmethod(jvp),
-        "splits_always": True,
-    }
-    function: Any = FunctionType(name_of(fun), (Function,), attributes)
+    maps = _Linear(fun), _Linear(transpose)
+    maps[0].transposed, maps[1].transposed = maps[1], maps[0]
 
     @functools.wraps(fun, updated=())
     def call(x: Any) -> Any:
-        return function.apply(x)
+        return maps[0].apply(x)
 
     return call
+
+
+class _Linear:
+    """A linear map as a Function; its derivatives are it and its transpose."""
+
+    transposed: _Linear
+
+    def __init__(self, fun: Callable[[Any], Any]) -> None:
+        check_callable(fun, "linear_function")
+
+        def forward(ctx: Any, x: Any) -> Any:
+            output = fun(x)
+            ctx.several = isinstance(output, tuple)
+            return output
+
+        def backward(ctx: Any, *cotangents: Any) -> tuple[Any]:
+            return (self.transposed.apply(cotangents if ctx.several else cotangents[0]),)
+
+        def jvp(ctx: Any, tangent: Any) -> Any:
+            return self.apply(tangent)
+
+        attributes: dict[str, Any] = {
+            "forward": staticmethod(forward),
+            "backward": staticmethod(backward),
+            "jvp": staticmethod(jvp),
+            "splits_always": True,
+        }
+        function: Any = FunctionType(name_of(fun), (Function,), attributes)
+        self.apply: Callable[[Any], Any] = function.apply

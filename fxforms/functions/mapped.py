@@ -18,6 +18,7 @@ from fxforms.errors import GradientError, describe
 from fxforms.functions.context import RuleContext, as_tuple, attributes_of
 from fxforms.functions.contract import Rules
 from fxforms.functions.once import once_differentiable
+from fxforms.functions.unseen import first_hidden, opaque_leaves
 from fxforms.interpreters import VmapInfo
 
 Dims = tuple[int | None, ...]
@@ -184,6 +185,7 @@ def run_setup(
         return Slot(len(attributes) - 1)
 
     record.attributes = {k: map_tensors(keep, v) for k, v in attributes_of(context).items()}
+    first_hidden(opaque_leaves(record.attributes, Slot))
     record.attribute_count = len(attributes)
     saved = unbatch((*attributes, *context.to_save))
     values = [value for value, _ in saved]

@@ -13,7 +13,7 @@ from fxforms.errors import RuleError
 from fxforms.functions.bind import bind, live
 from fxforms.functions.closures import closing
 from fxforms.functions.combined import split_class
-from fxforms.functions.context import RuleContext, as_tuple, finish_jvp, materialize
+from fxforms.functions.context import RuleContext, as_tuple, finish_jvp, kept_tangents, materialize
 from fxforms.functions.declared import check, given
 from fxforms.functions.derive import (
     backward_from_jvp,
@@ -26,11 +26,13 @@ from fxforms.functions.faults import (
     no_derivative,
     no_vmap_rule,
     overwritten,
+    refuse_opaque,
     values_in_graph,
     values_of_samples,
 )
+from fxforms.functions.first_call import applied
 from fxforms.functions.inline import run_untracked, tracked
-from fxforms.functions.loop import Unmappable, is_unmappable, loop, loop_rule, warn_once
+from fxforms.functions.loop import Unmappable, loop, loop_rule, warn_once
 from fxforms.functions.mapped import Mapping, mapped_class
 from fxforms.functions.once import (
     DifferentiatedOnce,
@@ -41,13 +43,15 @@ from fxforms.functions.once import (
 )
 from fxforms.functions.opaque import ValueNeeded, opaque_class, stage_rule
 from fxforms.functions.packed import packed_class
+from fxforms.functions.plain_residuals import context_again
 from fxforms.functions.recorded import Call
 from fxforms.functions.signature import Signature
 from fxforms.functions.single_level import (
     apply_single_level,
-    carrier_class,
+    run_setup,
     single_level_class,
 )
+from fxforms.functions.unseen import Followed, is_unmappable
 from fxforms.interpreters import VmapInfo
 
 _BASE = torch.autograd.Function
@@ -75,24 +79,22 @@ class FunctionRules:
         self.vmap = given(function, "vmap")
         self.vmap_method: str = getattr(function, "vmap_method", "derive")
         check(function, self.vmap, self.vmap_method)
-        once = is_once_differentiable(self.backward)
-        self.once: str | None = marked_once(self.__name__) if once else None
+        self.once = marked_once(self.__name__) if is_once_differentiable(self.backward) else None
         self.transposes_jvp = self.backward is None and self.jvp is not None
         self.loops = self.vmap_method == "loop"
-        self.splits = self.combined
+        self.splits: bool = self.combined or (root is not None and root.splits)
         self.splits_always: bool = getattr(function, "splits_always", False)
         self.packs: bool | None = None if root is None else False
         self.saves_no_residual: bool | None = None
         self.watches = watches
-        self.body_is_known = False
-        self.closing = closing(
-            [function.forward, function.setup_context, self.backward, self.jvp, self.vmap]
-            if root is None
-            else []
-        )
+        self.leaves_torch: bool | None = None
+        self.setup_is_known = False
+        self.may_hide = True
+        methods = [function.forward, function.setup_context, self.backward, self.jvp, self.vmap]
+        self.closing = closing(methods if root is None else [])
         self.signature = Signature(function, self.combined)
         self.arity = self.signature.arity
-        self.evaluate: Callable[..., Any] = substrate.autograd_apply(carrier_class(self))
+        self.evaluate: Callable[..., Any] = applied(self, looks=root is None)
 
     @cached_property
     def node(self) -> Any:
@@ -107,7 +109,9 @@ class FunctionRules:
     @cached_property
     def packed(self) -> FunctionRules:
         """This Function on the leaves of its arguments."""
-        return FunctionRules(packed_class(self), self.root)
+        rules = FunctionRules(packed_class(self), self.root)
+        rules.evaluate = applied(rules, looks=True)
+        return rules
 
     @cached_property
     def split(self) -> FunctionRules:
@@ -135,7 +139,7 @@ class FunctionRules:
 
     def note_residuals(self) -> None:
         """A call has shown that this class hides a residual: split it from here on."""
-        self.splits = True
+        self.splits = self.root.splits = True
         self.root.saves_no_residual = False
 
     def setup_context(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -166,10 +170,13 @@ class FunctionRules:
         if self.jvp is None and self.backward is None:
             raise no_derivative(self.__name__, "forward mode (jvp, jacfwd)")
         ctx = RuleContext(tuple([tangent is not None for tangent in tangents]), lowered=True)
-        outputs = self.run_with_ctx(ctx, primals) if self.combined else self.bind(*primals)
-        if not self.combined:
-            self.function.setup_context(ctx, primals, outputs)
+        if self.combined:
+            outputs = self.run_with_ctx(ctx, primals)
+        else:
+            outputs = self.bind(*primals)
+            run_setup(self, self.function.setup_context, ctx, primals, outputs)
         flat = as_tuple(outputs)
+        tangents = kept_tangents(ctx, primals, tangents)
         if self.jvp is None:
             ctx.saved_for_forward = None  # what runs is backward
             likes = tangent_likes(ctx, flat)
@@ -243,17 +250,20 @@ class FunctionRules:
                 if isinstance(error, ValueNeeded) and not substrate.transforms_active():
                     return stage_rule(error.stage, rule, ctx, args)
                 if not substrate.on_vmap_level():
+                    refuse_opaque(self.__name__, error)
                     raise
                 self.loop_because(error)
         elif not substrate.on_vmap_level():
             raise values_of_samples(self.__name__)
-        return loop_rule(lambda ctx, args: self.run_rule(rule, ctx, args), ctx, args)
+        return loop_rule(self.__name__, lambda c, a: self.run_rule(rule, c, a), ctx, args)
 
     def run_backward(self, ctx: Any, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
         """One gradient for each input, by the user's ``backward`` or from ``jvp``."""
         if self.once:
             return run_once(self.once, self.gradients, ctx, cotangents)
         return self.gradients(ctx, cotangents)
+
+    context_again = context_again  # for the node, which does not import it
 
     def gradients(self, ctx: Any, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
         """The same, as the rule is written, whether or not it may be differentiated again."""
@@ -266,9 +276,8 @@ class FunctionRules:
         if self.backward is None:
             if self.jvp is None:
                 raise no_derivative(self.__name__, "reverse mode (grad, vjp, jacrev, .backward())")
-            return self.run_rule(
-                lambda ctx, *given: backward_from_jvp(self, ctx, given), ctx, cotangents
-            )
+            derived = lambda ctx, *given: backward_from_jvp(self, ctx, given)  # noqa: E731
+            return self.run_rule(derived, ctx, cotangents)
         return self.run_rule(undecorated(self.backward), ctx, cotangents)
 
 
@@ -318,3 +327,4 @@ class SplitRules(FunctionRules):
 
 
 FunctionRules(DifferentiatedOnce).packs = False
+FunctionRules(Followed).packs = False

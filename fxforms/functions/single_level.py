@@ -6,6 +6,7 @@ operator there, and sets up this level's own context.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +19,9 @@ from fxforms.functions.contract import Rules
 from fxforms.functions.derive import Like
 from fxforms.functions.faults import residual_after_change
 from fxforms.functions.inline import last_to_differentiate
+from fxforms.functions.recorded import holds_values
+from fxforms.functions.residuals import Noted
+from fxforms.functions.unseen import is_unmappable
 from fxforms.interpreters import current_interpreter
 from fxforms.interpreters.grad import GradInterpreter
 from fxforms.interpreters.levels import GRAD
@@ -109,11 +113,13 @@ def set_up(rules: Rules, ctx: Any, operands: tuple[Any, ...], outputs: Any) -> N
     substrate.set_grad_enabled(True)
     substrate.set_forward_grad_enabled(True)
     try:
-        rules.setup_context(ctx, operands, outputs)
+        run_setup(rules, rules.setup_context, ctx, operands, outputs)
     finally:
         substrate.set_grad_enabled(before[0])
         substrate.set_forward_grad_enabled(before[1])
     fixed = ctx.non_differentiable
+    if not fixed and rules.watches:
+        rules.root.may_hide = False
     watched = fixed and rules.watches and not ctx.dirty_tensors
     if watched and any(hides(x, fixed) for x in ctx.to_save or ()):
         if not last_to_differentiate(operands, GRAD):
@@ -121,8 +127,34 @@ def set_up(rules: Rules, ctx: Any, operands: tuple[Any, ...], outputs: Any) -> N
         rules.note_residuals()  # nothing here asks for its derivative; a later call may
 
 
+def run_setup(
+    rules: Rules,
+    setup: Callable[..., None],
+    ctx: Any,
+    operands: tuple[Any, ...],
+    outputs: Any,
+) -> None:
+    """The user's ``setup``; raises HiddenResidual if the levels do not see what it saves."""
+    try:
+        if not rules.watches or rules.root.setup_is_known:
+            return setup(ctx, operands, outputs)
+        with Noted() as noted:
+            setup(ctx, operands, outputs)
+    except RuntimeError as error:
+        if rules.watches and is_unmappable(error):
+            raise HiddenResidual from error
+        raise
+    rules.root.setup_is_known = True
+    if noted.inferred or (noted.left_torch and holds_values(attributes_of(ctx))):
+        raise HiddenResidual
+    return None
+
+
 class HiddenResidual(Exception):
-    """An output is marked non-differentiable and saved: to the levels below it is a residual."""
+    """The levels do not see what is saved, as if it were a residual.
+
+    It is an output that is marked non-differentiable, or left torch, or needs plain tensors.
+    """
 
 
 def hides(saved: torch.Tensor | None, fixed: tuple[torch.Tensor, ...]) -> bool:
