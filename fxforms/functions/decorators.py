@@ -11,6 +11,7 @@ from typing import Any
 from fxforms._tree import flatten
 from fxforms.errors import ArgumentError, RuleError, StructureError, describe, name_of
 from fxforms.functions.function import Function, FunctionType
+from fxforms.functions.inline import differentiated
 
 
 def check_callable(fun: Any, decorator: str) -> None:
@@ -78,7 +79,12 @@ class _Decorated:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._function is None:
             raise RuleError(f"{name_of(self.fun)} was called before {self.missing} gave it a rule.")
-        return self._function.apply(*bound_arguments(self.fun, self._signature, args, kwargs))
+        values = bound_arguments(self.fun, self._signature, args, kwargs)
+        return self._choose(values).apply(*values)
+
+    def _choose(self, values: tuple[Any, ...]) -> Any:
+        """The Function that a call on ``values`` is one of."""
+        return self._function
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A decorated method: the instance is its first argument."""
@@ -86,9 +92,12 @@ class _Decorated:
 
     def _define(self, **methods: Callable[..., Any]) -> None:
         """Make the Function of these methods."""
-        attributes: dict[str, Any] = {name: staticmethod(m) for name, m in methods.items()}
-        attributes["splits_always"] = True
-        self._function = FunctionType(name_of(self.fun), (Function,), attributes)
+        self._function = self._make(methods, splits_always=True)
+
+    def _make(self, methods: dict[str, Callable[..., Any]], **attributes: Any) -> Any:
+        """A Function of these static methods, named like ``fun``."""
+        static: dict[str, Any] = {name: staticmethod(m) for name, m in methods.items()}
+        return FunctionType(name_of(self.fun), (Function,), static | attributes)
 
     def _divide(self, values: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
         """``values`` of the non-differentiable arguments, and of the others."""
@@ -106,22 +115,43 @@ class custom_vjp(_Decorated):
 
     ``f.defvjp(fwd, bwd)`` sets the rule: ``fwd(*args)`` returns ``(output, residuals)``, and
     ``bwd(*nondiff, residuals, cotangent)`` the tuple of gradients of the other arguments, None for
-    one that has none. ``fwd`` is what runs; its residuals may be any pytree.
+    one that has none. The residuals may be any pytree.
+
+    ``fwd`` runs in place of ``fun`` where something is differentiated: below a level other than a
+    ``vmap``, or where plain autograd follows an argument. A call of the decorated function in
+    ``fwd`` is one of ``fun``.
 
     Raises:
         RuleError: called before ``defvjp``.
+
+    Reference:
+        ``jax.custom_vjp``.
 
     Example:
         >>> import torch, fxforms
         >>> @fxforms.custom_vjp
         ... def clipped(x):
         ...     return x**2
-        >>> clipped.defvjp(lambda x: (x**2, x), lambda x, ct: ((2 * x * ct).clamp(-3, 3),))
+        >>> clipped.defvjp(lambda x: (clipped(x), x), lambda x, ct: ((2 * x * ct).clamp(-3, 3),))
         >>> fxforms.vmap(fxforms.grad(clipped))(torch.tensor([1.0, 5.0]))
         tensor([2., 3.])
     """
 
     missing = "defvjp"
+
+    @functools.cached_property
+    def _primal(self) -> Any:
+        """The Function of ``fun``, for a call of which no derivative is asked."""
+        fun = self.fun
+        return self._make(
+            {
+                "forward": lambda *args: fun(*args),
+                "setup_context": lambda ctx, inputs, output: None,
+            }
+        )
+
+    def _choose(self, values: tuple[Any, ...]) -> Any:
+        return self._function if differentiated(flatten(values)[0]) else self._primal
 
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
         """Set the rule: ``fwd`` and ``bwd`` as the class says."""

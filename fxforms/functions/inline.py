@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fxforms import _substrate as substrate
+from fxforms.interpreters import below_all_levels
 from fxforms.interpreters.levels import JVP, VMAP
 
 
@@ -33,6 +34,24 @@ def recorded(tensors: Sequence[Any]) -> bool:
 def only_vmaps(operands: tuple[Any, ...]) -> bool:
     """True if every level is a vmap, and plain autograd follows none of ``operands``."""
     return all(level == VMAP for level in substrate.level_transforms()) and not tracked(operands)
+
+
+def differentiated(operands: Sequence[Any]) -> bool:
+    """True if a level differentiates, or plain autograd, in either mode, follows an operand."""
+    levels = substrate.level_transforms() if substrate.transforms_active() else ()
+    if any(level != VMAP for level in levels) or recorded(operands):
+        return True
+    return (
+        substrate.dual_level_open()
+        and substrate.forward_grad_enabled()
+        and any(isinstance(x, torch.Tensor) and has_tangent(x) for x in operands)
+    )
+
+
+def has_tangent(tensor: torch.Tensor) -> bool:
+    """True if ``tensor`` is a dual tensor under its vmap levels, if any."""
+    with below_all_levels():
+        return substrate.tangent_of(substrate.unbatched(tensor)) is not None
 
 
 def last_to_differentiate(operands: tuple[Any, ...], transform: int) -> bool:
