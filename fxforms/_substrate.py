@@ -15,20 +15,7 @@ from typing import Any, cast
 import torch
 import torch.utils.checkpoint
 
-SUPPORTED_TORCH = ((2, 13),)
-
-
-def check_torch_version(version: str) -> None:
-    """Raise ImportError unless this file was written for torch ``version``."""
-    major, minor = version.split(".")[:2]
-    if (int(major), int(minor)) in SUPPORTED_TORCH:
-        return
-    known = ", ".join(f"{a}.{b}" for a, b in SUPPORTED_TORCH)
-    raise ImportError(
-        f"fxforms builds on private parts of torch that change between releases. It found torch "
-        f"{version} and supports torch {known}. Install one: pip install 'torch>=2.13,<2.14'"
-    )
-
+from fxforms._torch_version import check_torch_version
 
 check_torch_version(torch.__version__)
 
@@ -117,9 +104,7 @@ def versions(operands: tuple[Any, ...]) -> list[int]:
 
     Tensors made in inference mode have none.
     """
-    tensors = [
-        unbatched(x) if is_batched(x) else x for x in operands if isinstance(x, torch.Tensor)
-    ]
+    tensors = [physical(x) for x in operands if isinstance(x, torch.Tensor)]
     return [x._version for x in tensors if not x.is_inference()]
 
 

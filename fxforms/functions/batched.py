@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import torch
 
 from fxforms import _substrate as substrate
+from fxforms.functions.batch_dims import batch
 from fxforms.functions.bind import bind
 from fxforms.functions.derive import Like, pull
 from fxforms.functions.draws import generator_state, same_draws
-from fxforms.functions.mapped import batch
 from fxforms.functions.single_level import apply_single_level, single_level_class
 from fxforms.interpreters import Primitive, VmapInfo, grad_level, jvp_level, vmap_level
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fxforms import _substrate as substrate
-from fxforms.errors import RuleError
+from fxforms.functions.attempts import Attempts
 from fxforms.functions.bind import bind, live
 from fxforms.functions.closures import closing
 from fxforms.functions.combined import split_class
@@ -25,14 +25,11 @@ from fxforms.functions.faults import (
     check_count,
     no_derivative,
     no_vmap_rule,
-    overwritten,
-    refuse_opaque,
     values_in_graph,
-    values_of_samples,
 )
 from fxforms.functions.first_call import applied
 from fxforms.functions.inline import run_untracked, tracked
-from fxforms.functions.loop import Unmappable, loop, loop_rule, warn_once
+from fxforms.functions.loop import Unmappable, loop
 from fxforms.functions.mapped import Mapping, mapped_class
 from fxforms.functions.once import (
     DifferentiatedOnce,
@@ -41,7 +38,7 @@ from fxforms.functions.once import (
     run_once,
     undecorated,
 )
-from fxforms.functions.opaque import ValueNeeded, opaque_class, stage_rule
+from fxforms.functions.opaque import ValueNeeded, opaque_class
 from fxforms.functions.packed import packed_class
 from fxforms.functions.plain_residuals import context_again
 from fxforms.functions.recorded import Call
@@ -51,13 +48,13 @@ from fxforms.functions.single_level import (
     run_setup,
     single_level_class,
 )
-from fxforms.functions.unseen import Followed, is_unmappable
+from fxforms.functions.unseen import Followed
 from fxforms.interpreters import VmapInfo
 
 _BASE = torch.autograd.Function
 
 
-class FunctionRules:
+class FunctionRules(Attempts):
     """What each interpreter asks of one Function class, and how the class is called.
 
     A class in another form than the interpreters take (``ctx`` in ``forward``, pytrees) is called
@@ -69,7 +66,7 @@ class FunctionRules:
         self, function: Any, root: FunctionRules | None = None, watches: bool = True
     ) -> None:
         """``root``: the rules these are derived from. ``watches``: may hide a residual."""
-        self.root = root or self
+        self.root: FunctionRules = root or self
         self.function = function
         function._rules = self
         self.__name__: str = function.__name__
@@ -205,57 +202,6 @@ class FunctionRules:
             except Unmappable:
                 pass
         return self.loop_over(info, in_dims, operands)
-
-    def loop_over(
-        self, info: VmapInfo, in_dims: tuple[int | None, ...], operands: tuple[Any, ...]
-    ) -> tuple[Any, Any]:
-        """One call a sample."""
-        return loop(self.bind, self.__name__, info, in_dims, operands)
-
-    @property
-    def maps_body(self) -> bool:
-        """True if a batch is mapped by running the body on it."""
-        return self.vmap is None and not self.loops
-
-    def attempt(self, operands: tuple[Any, ...], run: Callable[[], Any]) -> Any:
-        """``run()``, which runs bodies on batched tensors; raises Unmappable if one cannot.
-
-        Once that is known of a class, all its batches are looped over.
-        """
-        versions = substrate.versions(operands)
-        try:
-            return run()
-        except RuntimeError as error:
-            self.loop_because(error)
-            if versions != substrate.versions(operands):
-                raise overwritten(self.__name__) from error
-            raise Unmappable from error
-
-    def loop_because(self, error: RuntimeError) -> None:
-        """Loop over batches from now on if ``error`` says that a body cannot be mapped."""
-        if isinstance(error, RuleError) or not is_unmappable(error):
-            raise error
-        if not self.root.loops:
-            warn_once(self.__name__, error)
-        self.loops = self.root.loops = True
-
-    def run_rule(
-        self, rule: Callable[..., Any], ctx: Any, args: tuple[Any, ...]
-    ) -> tuple[Any, ...]:
-        """A user's rule; one call a sample where it cannot run on a batch."""
-        if getattr(ctx, "_fx_samples", None) is None:
-            try:
-                return as_tuple(rule(ctx, *args))
-            except RuntimeError as error:
-                if isinstance(error, ValueNeeded) and not substrate.transforms_active():
-                    return stage_rule(error.stage, rule, ctx, args)
-                if not substrate.on_vmap_level():
-                    refuse_opaque(self.__name__, error)
-                    raise
-                self.loop_because(error)
-        elif not substrate.on_vmap_level():
-            raise values_of_samples(self.__name__)
-        return loop_rule(self.__name__, lambda c, a: self.run_rule(rule, c, a), ctx, args)
 
     def run_backward(self, ctx: Any, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
         """One gradient for each input, by the user's ``backward`` or from ``jvp``."""
