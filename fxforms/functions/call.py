@@ -20,7 +20,7 @@ from fxforms.functions.bind import bind, live, run_plain
 from fxforms.functions.closures import check_arguments, check_closures
 from fxforms.functions.context import RuleContext, as_tuple
 from fxforms.functions.draws import draw_again, generator_state
-from fxforms.functions.faults import no_vmap_rule, overwritten
+from fxforms.functions.faults import no_vmap_rule, overwritten, residual_after_change
 from fxforms.functions.first_call import ContainerFound
 from fxforms.functions.inline import (
     batched_on_top,
@@ -103,10 +103,11 @@ def enter(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
         if isinstance(error, ValueNeeded) and not rules.combined:
             raise
         rules.note_residuals()
+        if versions != substrate.versions(operands):
+            raise residual_after_change(rules.__name__) from error
         draw_again(state)
         return enter_split(rules, operands)
     except Unmappable:  # the split class loops over the batch
-        draw_again(state)
         return enter_split(rules, operands)
     except ContainerFound as found:
         rules.packs = True

@@ -27,6 +27,7 @@ from fxforms.functions.context import RuleContext, among, as_tuple
 from fxforms.functions.contract import Rules
 from fxforms.functions.derive import Like, transpose
 from fxforms.functions.draws import generator_state, same_draws
+from fxforms.functions.faults import overwritten_input
 from fxforms.functions.once import once_differentiable
 from fxforms.functions.recorded import Call, distinct
 from fxforms.functions.residuals import Noted, pull_residuals, run_again
@@ -143,11 +144,7 @@ def kept_operands(rules: Rules, ctx: Any) -> tuple[Any, ...]:
             f"outputs."
         )
     if call.dirty:
-        raise GradientError(
-            f"{rules.__name__}: a second derivative needs the derivative of what forward saved for "
-            f"backward, and forward has overwritten its input. Save only inputs and outputs, or do "
-            f"not change the input in place."
-        )
+        raise overwritten_input(rules.__name__)
     return filled(ctx._fx_kept, ctx.saved_tensors[len(call.refs) :])
 
 
@@ -199,6 +196,8 @@ def followed(rules: Rules, ctx: Any, values: Sequence[Any]) -> list[Any]:
         return [*names, VALUES] if again.keeps_values() else names
 
     def check(tensors: tuple[Any, ...]) -> None:
+        if call.dirty:
+            raise overwritten_input(rules.__name__)
         try:
             again = run_again(hidden, filled(kept, tensors))
         except RuntimeError as error:  # a loop over a batch, which is one tensor here

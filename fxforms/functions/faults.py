@@ -30,9 +30,18 @@ def overwritten(name: str) -> RuleError:
 def residual_after_change(name: str) -> RuleError:
     """The error for a body that would have to run again and has changed its input."""
     return RuleError(
-        f"{name} changed its input in place and left a tensor on ctx that is neither an input nor "
-        f"an output, where an earlier call left none. Save a tensor of that kind in every call, or "
-        f"in none."
+        f"{name} changed its input in place, and what it left on ctx (a number, or a tensor that "
+        f"is neither an input nor an output) needs it to run again, which no earlier call has "
+        f"shown. Save only inputs and outputs, or do not change the input in place."
+    )
+
+
+def overwritten_input(name: str) -> GradientError:
+    """The error for a residual whose derivative needs an input that the body has changed."""
+    return GradientError(
+        f"{name}: a second derivative needs the derivative of what forward saved for backward, and "
+        f"forward has overwritten its input. Save only inputs and outputs, or do not change the "
+        f"input in place."
     )
 
 

@@ -67,6 +67,16 @@ def last_to_differentiate(operands: tuple[Any, ...], transform: int) -> bool:
     return not substrate.dual_level_open() or (transform == JVP and substrate.is_only_jvp_level())
 
 
+def last_jvp(operands: tuple[Any, ...]) -> bool:
+    """The same of a jvp level that is lowered while its rule runs."""
+    below = substrate.level_transforms()
+    return (
+        substrate.is_only_jvp_level()
+        and all(level == VMAP for level in below)
+        and not recorded(operands)
+    )
+
+
 def batched_on_top(operands: tuple[Any, ...]) -> bool:
     """True if the top level, a vmap, batches one of ``operands``."""
     level, level_of = substrate.current_level(), substrate.level_of

@@ -28,7 +28,7 @@ from fxforms.functions.faults import (
     values_in_graph,
 )
 from fxforms.functions.first_call import applied
-from fxforms.functions.inline import run_untracked, tracked
+from fxforms.functions.inline import last_jvp, run_untracked, tracked
 from fxforms.functions.loop import Unmappable, loop
 from fxforms.functions.mapped import Mapping, mapped_class
 from fxforms.functions.once import (
@@ -171,7 +171,8 @@ class FunctionRules(Attempts):
             outputs = self.run_with_ctx(ctx, primals)
         else:
             outputs = self.bind(*primals)
-            run_setup(self, self.function.setup_context, ctx, primals, outputs)
+            is_last = partial(last_jvp, primals)
+            run_setup(self, self.function.setup_context, ctx, primals, outputs, is_last)
         flat = as_tuple(outputs)
         tangents = kept_tangents(ctx, primals, tangents)
         if self.jvp is None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from unary import FIRST_ORDER, PROGRAMS, SECOND_ORDER, Op, all_of, check, function
 
 import fxforms
-from fxforms.errors import GradientError
+from fxforms.errors import FxformsError, GradientError
 
 pytestmark = pytest.mark.filterwarnings("ignore::fxforms.UnmappableWarning")
 
@@ -95,3 +95,43 @@ def test_a_forward_that_runs_again_draws_the_same(program: str) -> None:
     drawn = vec(3)
     assert_trees_close(actual, PROGRAMS[program](oracle, lambda x: drawn * x, x))
     assert all(torch.equal(again, drawn) for again in noise)
+
+
+def in_place(keep: Any) -> Op:
+    """``2 * x`` in place, whose ``setup_context`` keeps ``keep(output)``; a class of its own."""
+
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.mark_dirty(inputs[0])
+        ctx.kept = keep(output)
+
+    op = function(
+        "Doubled",
+        forward=lambda x: x.mul_(2),
+        setup_context=setup_context,
+        backward=lambda ctx, g: 2 * g * ctx.kept / ctx.kept,
+    )
+    return lambda x: op.apply(1 * x)
+
+
+def _inferred(output: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return output.sum()
+
+
+KEPT_IN_PLACE = {"number": lambda output: output.sum().item(), "inference mode": _inferred}
+
+
+@pytest.mark.parametrize("program", ["grad", "jvp"])
+@pytest.mark.parametrize("case", KEPT_IN_PLACE)
+def test_an_input_is_changed_once(case: str, program: str) -> None:
+    """Though the first call finds out that the class hides something."""
+    op = in_place(KEPT_IN_PLACE[case])
+    for _ in range(3):
+        check(program, op, lambda x: 2 * x)
+
+
+@pytest.mark.parametrize("case", KEPT_IN_PLACE)
+def test_a_second_derivative_of_what_an_overwritten_input_gave(case: str) -> None:
+    op = in_place(KEPT_IN_PLACE[case])
+    with pytest.raises(FxformsError, match="Doubled changed its input in place"):
+        fxforms.hessian(lambda x: op(x).sin().sum())(vec(3))
