@@ -15,20 +15,7 @@ from typing import Any, cast
 import torch
 import torch.utils.checkpoint
 
-SUPPORTED_TORCH = ((2, 13),)
-
-
-def check_torch_version(version: str) -> None:
-    """Raise ImportError unless this file was written for torch ``version``."""
-    major, minor = version.split(".")[:2]
-    if (int(major), int(minor)) in SUPPORTED_TORCH:
-        return
-    known = ", ".join(f"{a}.{b}" for a, b in SUPPORTED_TORCH)
-    raise ImportError(
-        f"fxforms builds on private parts of torch that change between releases. It found torch "
-        f"{version} and supports torch {known}. Install one: pip install 'torch>=2.13,<2.14'"
-    )
-
+from fxforms._torch_version import check_torch_version
 
 check_torch_version(torch.__version__)
 
@@ -66,6 +53,7 @@ pop_level = _functorch.pop_dynamic_layer_stack
 push_level = _functorch.push_dynamic_layer_stack
 undo_levels_to_depth = _functorch.pop_dynamic_layer_stack_and_undo_to_depth
 TransformType: Any = _functorch.TransformType
+VMAP = int(TransformType.Vmap)
 RandomnessType: Any = _functorch.RandomnessType
 GradHandle = _functorch.CGradInterpreterPtr
 JvpHandle = _functorch.CJvpInterpreterPtr
@@ -117,9 +105,7 @@ def versions(operands: tuple[Any, ...]) -> list[int]:
 
     Tensors made in inference mode have none.
     """
-    tensors = [
-        unbatched(x) if is_batched(x) else x for x in operands if isinstance(x, torch.Tensor)
-    ]
+    tensors = [physical(x) for x in operands if isinstance(x, torch.Tensor)]
     return [x._version for x in tensors if not x.is_inference()]
 
 
@@ -145,7 +131,7 @@ def top_transform() -> int:
 
 def on_vmap_level() -> bool:
     """True if the top level is a vmap."""
-    return transforms_active() and top_transform() == int(TransformType.Vmap)
+    return transforms_active() and top_transform() == VMAP
 
 
 def saved_hooks_active() -> bool:
@@ -175,10 +161,17 @@ def unbatched(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def base_value(tensor: torch.Tensor) -> torch.Tensor:
-    """The plain tensor under the grad and jvp wrappers of ``tensor``."""
+    """The tensor under the grad and jvp wrappers of ``tensor``: a batch, or a plain one."""
     while _functorch.is_gradtrackingtensor(tensor):
         tensor = _functorch.get_unwrapped(tensor)
-    return tensor.detach()
+    return tensor
+
+
+def physical(tensor: torch.Tensor) -> torch.Tensor:
+    """The plain tensor under all wrappers of ``tensor``."""
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    return tensor
 
 
 preserve_version = grad_mode._unsafe_preserve_version_counter

@@ -8,6 +8,7 @@ or after fxforms is imported. As in torch, ``None`` is a leaf and a dict keeps i
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -141,6 +142,8 @@ def _broadcast(prefix: Any, spec: PyTreeSpec, only_none: bool = False) -> list[A
         if only_none and prefix is not None and not spec.is_leaf():
             raise _Mismatch
         return [prefix] * spec.num_leaves
+    if only_none and dataclasses.is_dataclass(prefix) and type(prefix) is spec.type:
+        return _by_field(prefix, spec)
     children, _, entries, _ = optree.tree_flatten_one_level(
         prefix, none_is_leaf=True, namespace="torch"
     )
@@ -150,6 +153,21 @@ def _broadcast(prefix: Any, spec: PyTreeSpec, only_none: bool = False) -> list[A
     flat: list[Any] = []
     for entry, child in zip(spec.entries(), spec.children()):
         flat.extend(_broadcast(given[entry], child, only_none))
+    return flat
+
+
+def _by_field(tree: Any, spec: PyTreeSpec) -> list[Any]:
+    """The leaves of a dataclass in the order of ``spec``; torch leaves a field of None out."""
+    places = spec.unflatten(list(range(spec.num_leaves)))
+    flat: list[Any] = [None] * spec.num_leaves
+    for field in dataclasses.fields(tree):
+        indices, inner = flatten(getattr(places, field.name, None))
+        values = _broadcast(getattr(tree, field.name), inner, only_none=True)
+        for index, value in zip(indices, values):
+            if isinstance(index, int):
+                flat[index] = value
+            elif value is not None:
+                raise _Mismatch
     return flat
 
 

@@ -149,7 +149,34 @@ _INNER = (
     "Inside a transform, write fxforms.grad(g)(v) in place of v.requires_grad_() with "
     "torch.autograd.grad(g(v), v) or g(v).backward(); it gives the same numbers and composes."
 )
-_DATA = "Write x.detach() in place of x.data."
+_DUAL = (
+    "Inside a transform, write fxforms.jvp(g, (v,), (t,)) in place of forward_ad.make_dual(v, t); "
+    "it gives the same numbers and composes."
+)
+_RETAIN = (
+    "Inside a transform no tensor has a .grad. For the gradient of an intermediate, g(x) in "
+    "h(g(x)), write fxforms.grad(h)(g(x))."
+)
+_HOOK = (
+    "A hook sees gradients of fxforms.grad or vjp: register it inside the function that they "
+    "differentiate, on a tensor that depends on its argument."
+)
+_MULTI_HOOK = (
+    "A hook on several gradients needs .backward(), which no transform calls. Register one on each "
+    "tensor with y.register_hook."
+)
+_POINTER = (
+    "NumPy and C code cannot read a tensor that a transform follows. Put them into forward of an "
+    "fxforms.Function, which gets plain tensors. (allow_mutation_on_saved_tensors is such code.)"
+)
+_DATA = (
+    "Write x.detach() in place of x.data. If there are saved-tensor hooks (saved_tensors_hooks, "
+    "save_on_cpu), under vmap unpack must return what pack returned: compute in pack alone."
+)
+TURNED_OFF = (
+    "requires_grad_(False) inside the function turned the derivative by its argument off. Write "
+    "x.detach() where the argument is meant as a constant."
+)
 SAVED_HOOKS = (
     "Saved-tensor hooks (saved_tensors_hooks, save_on_cpu) run without recording, so the "
     "derivative that an outer level takes through what they return would be a silent zero. Use "
@@ -164,6 +191,16 @@ _KNOWN: tuple[tuple[str, type[FxformsError], str], ...] = (
     ("expected Variable or None", GradientError, _GRADIENT),
     ("attempting to call Tensor.requires_grad_()", UnsupportedError, _INNER),
     ("backward() called inside a functorch transform", UnsupportedError, _INNER),
+    ("does not require grad and does not have a grad_fn", UnsupportedError, _INNER),
+    ("appears to not have been used in the graph", UnsupportedError, _INNER),
+    ("requires_grad_(False) inside", UnsupportedError, TURNED_OFF),
+    ("attempting to call Tensor.retain_grad()", UnsupportedError, _RETAIN),
+    ("can't retain_grad on Tensor", UnsupportedError, _RETAIN),
+    ("Batching rule not implemented for aten::_make_dual", UnsupportedError, _DUAL),
+    ("Nested forward mode AD is not supported", UnsupportedError, _DUAL),
+    ("cannot register a hook on a tensor that doesn't", UnsupportedError, _HOOK),
+    ("_will_engine_execute_node", UnsupportedError, _MULTI_HOOK),
+    ("Cannot access data pointer of Tensor", UnsupportedError, _POINTER),
     ("accessing `data` under vmap", UnsupportedError, _DATA),
     ("Saved-tensor hooks (saved_tensors_hooks", UnsupportedError, ""),
     ("called random operation while in randomness error mode", ArgumentError, RANDOM),

@@ -7,7 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from fxforms._substrate import SUPPORTED_TORCH, level_depth
+from fxforms._substrate import level_depth
+from fxforms._torch_version import SUPPORTED_TORCH
 
 PACKAGES = ("fxforms", "torch", "optree", "numpy")
 

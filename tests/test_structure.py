@@ -18,7 +18,7 @@ MAX_BODY = 60
 
 # Lowest first. A module belongs to the room with the longest matching name.
 ROOMS = (
-    ("fxforms._substrate", "fxforms.errors", "fxforms._tree"),
+    ("fxforms._substrate", "fxforms._torch_version", "fxforms.errors", "fxforms._tree"),
     ("fxforms.interpreters",),
     ("fxforms.functions",),
     ("fxforms.transforms",),

@@ -7,18 +7,19 @@ import torch
 from torch.autograd import forward_ad
 
 from fxforms import _substrate as substrate
-from fxforms.interpreters import grad_level, jvp_level, vmap_level
+from fxforms._torch_version import check_torch_version
+from fxforms.interpreters import current_interpreter, grad_level, jvp_level, vmap_level
 
 
 @pytest.mark.parametrize("version", ["2.13.0", "2.13.1+cpu", "2.13.0a0+git"])
 def test_supported_versions(version: str) -> None:
-    substrate.check_torch_version(version)
+    check_torch_version(version)
 
 
 @pytest.mark.parametrize("version", ["2.12.1", "2.14.0", "3.0.0", "1.13.1+cu117"])
 def test_an_unknown_version_is_named_with_the_supported_ones(version: str) -> None:
     with pytest.raises(ImportError) as error:
-        substrate.check_torch_version(version)
+        check_torch_version(version)
     assert version in str(error.value)
     assert "2.13" in str(error.value)
 
@@ -96,3 +97,16 @@ def test_backward_in_inference_mode_keeps_the_modes() -> None:
         assert (torch.is_grad_enabled(), substrate.forward_grad_enabled()) == before
     assert gradient is not None
     assert gradient.tolist() == [2.0, 2.0]
+
+
+def test_a_change_in_place_is_seen_under_every_wrapper() -> None:
+    plain = torch.ones(2, 3)
+    with vmap_level(2, "error") as outer, grad_level() as level:
+        batch = substrate.add_batch_dim(plain, 0, outer)
+        wrapped = substrate.wrap_for_grad(batch, level)
+        before = substrate.versions((wrapped, batch, plain, 3))
+        with current_interpreter().lower():  # as a body does
+            batch.mul_(2)
+        after = substrate.versions((wrapped, batch, plain, 3))
+    assert [b - a for a, b in zip(before, after)] == [1, 1, 1]
+    assert torch.equal(plain, torch.full((2, 3), 2.0))

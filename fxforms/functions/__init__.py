@@ -4,8 +4,9 @@ from fxforms.functions import checkpoints
 from fxforms.functions.adopt import adopt, adopt_all
 from fxforms.functions.call import custom_function_call
 from fxforms.functions.custom_vmap import custom_vmap
-from fxforms.functions.decorators import custom_jvp, custom_vjp, linear_function
+from fxforms.functions.decorators import custom_jvp, custom_vjp
 from fxforms.functions.function import Function
+from fxforms.functions.linear import linear_function
 from fxforms.functions.loop import UnmappableWarning
 from fxforms.functions.once import once_differentiable
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import threading
+from types import CodeType
+from types import FunctionType as PythonFunction
 from typing import Any
 
 import torch
@@ -12,14 +13,17 @@ from fxforms import _substrate as substrate
 from fxforms.functions.function import Function, FunctionType
 
 _lock = threading.Lock()
-_torch_apply = torch.autograd.Function.__dict__["apply"]
+_method = torch.autograd.Function.__dict__["apply"].__func__
+_torch_apply = PythonFunction(
+    _method.__code__, _method.__globals__, "apply", None, _method.__closure__
+)
 _users = 0
 
 
 def adopt(function: Any) -> Any:
     """A third party's ``torch.autograd.Function`` as a :class:`fxforms.Function`.
 
-    The class itself stays as it is. Rules it lacks are derived; both of torch's forms are taken.
+    What the class does stays as it is. Rules it lacks are derived; both of torch's forms are taken.
 
     Args:
         function: a subclass of ``torch.autograd.Function``.
@@ -55,18 +59,31 @@ def adopt(function: Any) -> Any:
         return _adopted(function)
 
 
-@functools.cache
 def _adopted(function: type[torch.autograd.Function]) -> Any:
-    """The one class made of ``function``."""
-    names = {"__module__": function.__module__, "__doc__": function.__doc__}
-    return FunctionType(function.__name__, (function, Function), names)
+    """The one class made of ``function``, which alone keeps it, so that both can be collected."""
+    found = vars(function).get("_fx_adopted")
+    if found is None:
+        names = {"__module__": function.__module__, "__doc__": function.__doc__}
+        found = FunctionType(function.__name__, (function, Function), names)
+        function._fx_adopted = found  # type: ignore[attr-defined]
+    return found
 
 
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """``torch.autograd.Function.apply`` while ``adopt_all`` is in force."""
     if substrate.transforms_active():
         return Function.apply.__func__(adopt(cls), *args, **kwargs)  # type: ignore[attr-defined]
-    return _torch_apply.__func__(cls, *args, **kwargs)
+    return _torch_apply(cls, *args, **kwargs)
+
+
+def _adopting_code() -> CodeType:
+    """Code for torch's ``apply`` that goes to :func:`_apply`, by an attribute of torch's class."""
+    __class__ = torch.autograd.Function  # the one free variable of torch's method
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return __class__.fxforms_apply(cls, *args, **kwargs)  # type: ignore[attr-defined]
+
+    return apply.__code__
 
 
 class adopt_all:
@@ -105,5 +122,6 @@ class adopt_all:
         global _users
         with _lock:
             _users += change
-            patched: Any = classmethod(_apply) if _users else _torch_apply
-            torch.autograd.Function.apply = patched  # type: ignore[method-assign]
+            torch.autograd.Function.fxforms_apply = staticmethod(_apply)  # type: ignore[attr-defined]
+            # The code, not the method: modules hold bound ones, taken when they were imported.
+            _method.__code__ = _adopting_code() if _users else _torch_apply.__code__

@@ -17,9 +17,11 @@ import torch
 from fxforms import _substrate as substrate
 from fxforms._tree import is_atom
 from fxforms.functions.bind import bind, live, run_plain
-from fxforms.functions.closures import check_closures
+from fxforms.functions.closures import check_arguments, check_closures
 from fxforms.functions.context import RuleContext, as_tuple
-from fxforms.functions.faults import no_vmap_rule, overwritten
+from fxforms.functions.draws import draw_again, generator_state
+from fxforms.functions.faults import no_vmap_rule, overwritten, residual_after_change
+from fxforms.functions.first_call import ContainerFound
 from fxforms.functions.inline import (
     batched_on_top,
     last_to_differentiate,
@@ -90,18 +92,26 @@ def enter(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
             return rules.attempt(operands, lambda: run_inline(rules, operands))
         except Unmappable:  # from here on the batch is looped over
             return bind(rules, operands)
+    check_arguments(rules.__name__, operands)
     if needs_split(rules, operands):
         return enter_split(rules, operands)
     versions = substrate.versions(operands)
+    state = generator_state() if rules.root.may_hide else None
     try:
         output = bind(rules, operands)
     except (HiddenResidual, ValueNeeded) as error:
         if isinstance(error, ValueNeeded) and not rules.combined:
             raise
         rules.note_residuals()
+        if versions != substrate.versions(operands):
+            raise residual_after_change(rules.__name__) from error
+        draw_again(state)
         return enter_split(rules, operands)
     except Unmappable:  # the split class loops over the batch
         return enter_split(rules, operands)
+    except ContainerFound as found:
+        rules.packs = True
+        return enter_packed(rules, operands, found)
     if isinstance(output, torch.Tensor) or not has_trees(as_tuple(output)):
         return output
     return enter_again(rules, operands, versions != substrate.versions(operands))
@@ -128,6 +138,9 @@ def enter_plain(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
         if not rules.combined:
             raise
         return enter_split(rules, operands)  # what forward saves becomes outputs of a call node
+    except ContainerFound as found:
+        rules.packs = True
+        return enter_packed(rules, operands, found)
     if isinstance(output, torch.Tensor) or not has_trees(as_tuple(output)):
         return output
     return enter_again(rules, operands, any(x._version != before for x, before in versions))
@@ -151,12 +164,15 @@ def run_inline(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
     return run_untracked(rules.function.forward, operands)
 
 
-def enter_packed(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
-    """A call with pytrees among its operands or outputs.
+def enter_packed(
+    rules: FunctionRules, operands: tuple[Any, ...], found: ContainerFound | None = None
+) -> Any:
+    """A call with pytrees among its operands or outputs; of ``found`` the body has run already.
 
     The first call inside a transform comes here too: only its output tells whether it is flat.
     """
     packing, leaves = Packing.of(operands)
+    packing.ready = found
     flat = enter(rules.packed, (packing, *leaves))
     if rules.packs is None:
         rules.packs = not packing.is_flat()

@@ -16,7 +16,7 @@ marked non-differentiable and saved.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,9 +26,12 @@ from fxforms.errors import GradientError
 from fxforms.functions.context import RuleContext, among, as_tuple
 from fxforms.functions.contract import Rules
 from fxforms.functions.derive import Like, transpose
+from fxforms.functions.draws import generator_state, same_draws
+from fxforms.functions.faults import overwritten_input
 from fxforms.functions.once import once_differentiable
 from fxforms.functions.recorded import Call, distinct
-from fxforms.functions.residuals import Noted, pull_residuals, values_kept
+from fxforms.functions.residuals import Noted, pull_residuals, run_again
+from fxforms.functions.unseen import VALUES, follow, is_unmappable, out_of_sight
 
 _TENSOR = object()
 
@@ -42,21 +45,28 @@ def run_body(rules: Rules, ctx: RuleContext, operands: tuple[Any, ...]) -> Any:
     return output
 
 
+def run_noted(rules: Rules, ctx: RuleContext, operands: tuple[Any, ...]) -> Any:
+    """The same; the first call of a class notes whether it takes values out of torch."""
+    if rules.root.leaves_torch is not None:
+        return run_body(rules, ctx, operands)
+    with Noted() as noted:
+        output = run_body(rules, ctx, operands)
+    rules.root.leaves_torch = noted.left_torch
+    return output
+
+
 def split_class(rules: Rules) -> Any:
     """The functional form of ``rules``' Function; operand 0 is a Call, residuals come last."""
 
     def forward(call: Call, *operands: Any) -> Any:
         operands = distinct(operands)
         ctx = call.new_context()
-        if rules.root.body_is_known:
-            result = call.record(ctx, operands, run_body(rules, ctx, operands))
-        else:
-            with Noted() as noted:
-                output = run_body(rules, ctx, operands)
-            rules.root.body_is_known = True
-            result = call.record(ctx, operands, output)
-            if noted.left_torch and call.keeps_values():
-                rules.split.once = values_kept(rules.__name__)
+        state = generator_state() if call.may_run_again(operands) else None
+        result = call.record(ctx, operands, run_noted(rules, ctx, operands))
+        if rules.root.leaves_torch and call.keeps_values():
+            call.unseen = VALUES
+        if call.unseen or call.residual_likes:
+            call.drawn = state
         is_one = call.single and len(result) == 1 and isinstance(result[0], torch.Tensor)
         return result[0] if is_one else result
 
@@ -70,9 +80,10 @@ def split_class(rules: Rules) -> Any:
         return split_jvp(rules, ctx, tangents)
 
     methods: dict[str, Any] = {"forward": forward, "setup_context": setup_context}
-    methods |= {"backward": once_differentiable(backward) if rules.once else backward} | (
-        {"jvp": jvp} if rules.jvp is not None else {}
-    )
+    if rules.jvp is not None:
+        methods["jvp"] = jvp
+    if rules.jvp is not None or rules.backward is not None:
+        methods["backward"] = once_differentiable(backward) if rules.once else backward
     return substrate.make_function(
         rules.__name__, torch.autograd.Function, methods, vmap_method=rules.vmap_method
     )
@@ -84,12 +95,9 @@ def set_up_split(call: Call, ctx: Any, operands: tuple[Any, ...], outputs: tuple
     tensors = [known[ref.position] for ref in call.refs]
     fixed = [outputs[i] for i in call.fixed]
     ctx._fx_kept = None
-    if any(call.residual_likes):
-        level = substrate.level_depth() + ctx._fx_lowered
-        plain = ctx._fx_plain or not (ctx._fx_lowered or substrate.transforms_active())
-        if plain or level < call.depth:
-            ctx._fx_kept = tuple([_TENSOR if isinstance(x, torch.Tensor) else x for x in operands])
-            tensors += [x for x in operands if isinstance(x, torch.Tensor)]
+    if call.unseen or (any(call.residual_likes) and may_follow_residuals(call, ctx)):
+        ctx._fx_kept = tuple([_TENSOR if isinstance(x, torch.Tensor) else x for x in operands])
+        tensors += [x for x in operands if isinstance(x, torch.Tensor)]
     if ctx._fx_lowered and ctx._fx_kept is None:  # a jvp rule is not asked for their tangents
         fixed += outputs[call.count :]
     ctx.save_for_backward(*tensors)
@@ -102,6 +110,14 @@ def set_up_split(call: Call, ctx: Any, operands: tuple[Any, ...], outputs: tuple
     ctx.set_materialize_grads(False)
     if call.samples and isinstance(ctx, RuleContext):
         ctx._fx_samples = call.sample_level, sample_contexts(ctx)
+
+
+def may_follow_residuals(call: Call, ctx: Any) -> bool:
+    """True if the graph of ``ctx`` is that of a level below the call's, or of plain autograd."""
+    lowered: bool = ctx._fx_lowered
+    if ctx._fx_plain or not (lowered or substrate.transforms_active()):
+        return True
+    return substrate.level_depth() + lowered < call.depth
 
 
 def sample_contexts(ctx: RuleContext) -> Callable[[int | None, Callable[[Any], Any]], RuleContext]:
@@ -128,13 +144,14 @@ def kept_operands(rules: Rules, ctx: Any) -> tuple[Any, ...]:
             f"outputs."
         )
     if call.dirty:
-        raise GradientError(
-            f"{rules.__name__}: a second derivative needs the derivative of what forward saved for "
-            f"backward, and forward has overwritten its input. Save only inputs and outputs, or do "
-            f"not change the input in place."
-        )
-    tensors = iter(ctx.saved_tensors[len(call.refs) :])
-    return tuple([next(tensors) if x is _TENSOR else x for x in ctx._fx_kept])
+        raise overwritten_input(rules.__name__)
+    return filled(ctx._fx_kept, ctx.saved_tensors[len(call.refs) :])
+
+
+def filled(kept: tuple[Any, ...], tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """The operands that ``kept`` is made of, with ``tensors`` in their places."""
+    values = iter(tensors)
+    return tuple([next(values) if x is _TENSOR else x for x in kept])
 
 
 def zeros_if_asked(
@@ -146,17 +163,52 @@ def zeros_if_asked(
     return tuple([x.zeros() if v is None and x else v for v, x in zip(values, likes)])
 
 
+def body_again(rules: Rules, call: Call, operands: tuple[Any, ...]) -> tuple[Call, Any]:
+    """What ``forward`` leaves on ``ctx`` when it runs again, as in ``call``."""
+    again = Call(operands)
+    ctx = again.new_context()
+    with same_draws(call.drawn):
+        outputs = again.record(ctx, operands, run_body(rules, ctx, operands))
+    return again, outputs
+
+
 def residual_gradients(
     rules: Rules, ctx: Any, cotangents: tuple[Any, ...]
 ) -> list[torch.Tensor | None]:
     """The vjp of the residuals, from the body."""
+    call: Call = ctx._fx_call
 
     def body(operands: tuple[Any, ...]) -> tuple[Any, ...]:
-        again = Call(operands)
-        fresh = again.new_context()
-        return again.record(fresh, operands, run_body(rules, fresh, operands))[again.count :]
+        again, outputs = body_again(rules, call, operands)
+        return outputs[again.count :]  # type: ignore[no-any-return]
 
-    return pull_residuals(rules.__name__, body, kept_operands(rules, ctx), cotangents)
+    operands = kept_operands(rules, ctx)
+    return pull_residuals(rules.__name__, body, operands, call.residuals(ctx), cotangents)
+
+
+def followed(rules: Rules, ctx: Any, values: Sequence[Any]) -> list[Any]:
+    """``values`` of a rule that used what is out of sight: a derivative of it is an error."""
+    call, kept = ctx._fx_call, ctx._fx_kept
+
+    def hidden(operands: tuple[Any, ...]) -> list[str]:
+        again, _ = body_again(rules, call, operands)
+        names = again.depending(substrate.current_level())
+        return [*names, VALUES] if again.keeps_values() else names
+
+    def check(tensors: tuple[Any, ...]) -> None:
+        if call.dirty:
+            raise overwritten_input(rules.__name__)
+        try:
+            again = run_again(hidden, filled(kept, tensors))
+        except RuntimeError as error:  # a loop over a batch, which is one tensor here
+            if is_unmappable(error):
+                raise out_of_sight(rules.__name__, call.unseen) from error
+            raise
+        for name in again.result:
+            if name != VALUES or again.left_torch:
+                raise out_of_sight(rules.__name__, name)
+
+    return follow(values, ctx.saved_tensors[len(call.refs) :], check)
 
 
 def split_backward(
@@ -167,9 +219,11 @@ def split_backward(
     own, residual = cotangents[: call.count], cotangents[call.count :]
     gradients: list[torch.Tensor | None] = [None] * len(call.input_likes)
     if any(ct is not None for ct in own):
-        filled = zeros_if_asked(call, own, call.output_likes)
-        found = rules.gradients(call.restore(ctx, rules.transposes_jvp), filled)
+        given = zeros_if_asked(call, own, call.output_likes)
+        found = rules.gradients(call.restore(ctx, rules.transposes_jvp), given)
         gradients = list(found[: len(gradients)])
+        if call.unseen:
+            gradients = followed(rules, ctx, gradients)
     if any(ct is not None for ct in residual):
         extra = residual_gradients(rules, ctx, residual)
         gradients = [
@@ -182,8 +236,10 @@ def split_jvp(rules: Rules, ctx: Any, tangents: tuple[Any, ...]) -> tuple[Any, .
     """Tangents: the user's rule for outputs, the body's transposed for residuals."""
     call: Call = ctx._fx_call
     assert rules.jvp is not None
-    filled = zeros_if_asked(call, tangents, call.input_likes)
-    own = rules.run_rule(rules.jvp, call.restore(ctx, True), filled)
+    given = zeros_if_asked(call, tangents, call.input_likes)
+    own: Sequence[Any] = rules.run_rule(rules.jvp, call.restore(ctx, True), given)
+    if call.unseen:
+        own = followed(rules, ctx, own)
     likes = call.residual_likes
     if ctx._fx_kept is None:
         return (*own, *[None] * len(likes))

@@ -19,6 +19,11 @@ class NodeContext(substrate.BackwardCFunction):
     _rules: Any
     _fx_lowered = False
     _fx_plain = False
+    _fx_operands: Any = None
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """As in torch, where it cannot be read again."""
+        self.materialize_grads = self._fx_materialize = value
 
     @property
     def saved_tensors(self) -> Any:  # type: ignore[override]
@@ -33,6 +38,8 @@ class NodeContext(substrate.BackwardCFunction):
 
     def apply(self, *cotangents: Any) -> Any:
         """Called by the autograd engine: the Function's backward rule."""
+        if self._fx_operands is not None and torch.is_grad_enabled():
+            return self._rules.run_backward(self._rules.context_again(self), cotangents)
         return self._rules.run_backward(self, cotangents)
 
 
@@ -84,7 +91,9 @@ class RuleContext:
 
 
 _OWN = frozenset(vars(RuleContext(()))) | {
-    name for name, value in vars(RuleContext).items() if not callable(value)
+    *[name for name, value in vars(RuleContext).items() if not callable(value)],
+    "_fx_materialize",
+    "_fx_operands",
 }
 
 
@@ -125,6 +134,20 @@ def own_memory(tangents: list[Any], given: tuple[Any, ...]) -> None:
             if id(tangent) in seen:
                 tangents[index] = tangent.clone()
             seen.add(id(tangent))
+
+
+def kept_tangents(
+    ctx: RuleContext, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """``tangents`` with those of dirty inputs copied: the level overwrites the ones it gave."""
+    if not ctx.dirty_tensors:
+        return tangents
+    return tuple(
+        [
+            t.clone() if t is not None and among(p, ctx.dirty_tensors) else t
+            for p, t in zip(primals, tangents)
+        ]
+    )
 
 
 def finish_jvp(

@@ -27,7 +27,7 @@ class Rules(Protocol):
     splits_always: bool
     watches: bool
     loops: bool
-    body_is_known: bool
+    evaluate: Callable[..., Any]
 
     @property
     def root(self) -> Any:

@@ -11,10 +11,18 @@ from typing import Any
 from fxforms._tree import flatten
 from fxforms.errors import ArgumentError, RuleError, StructureError, describe, name_of
 from fxforms.functions.function import Function, FunctionType
+from fxforms.functions.inline import differentiated
 
 
-def positional_signature(fun: Callable[..., Any]) -> inspect.Signature:
+def check_callable(fun: Any, decorator: str) -> None:
+    """Raise TypeError if ``fun`` is no function."""
+    if not callable(fun):
+        raise TypeError(f"{decorator} expects a function, got {describe(fun)}.")
+
+
+def positional_signature(fun: Callable[..., Any], decorator: str) -> inspect.Signature:
     """The signature of ``fun``; raises RuleError if it has keyword-only parameters."""
+    check_callable(fun, decorator)
     try:
         signature = inspect.signature(fun)
     except ValueError:  # a builtin such as torch.sin tells none
@@ -29,15 +37,36 @@ def positional_signature(fun: Callable[..., Any]) -> inspect.Signature:
     return signature
 
 
+def bound_arguments(
+    fun: Callable[..., Any], signature: inspect.Signature, args: Any, kwargs: Any
+) -> tuple[Any, ...]:
+    """The arguments of a call of ``fun`` by position, defaults in their place."""
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        names = ", ".join(signature.parameters)
+        raise TypeError(f"{name_of(fun)}: {error}; it takes ({names}).") from None
+    bound.apply_defaults()
+    return bound.args
+
+
+def as_pair(result: Any, fun: Callable[..., Any], rule: str, pair: str) -> tuple[Any, Any]:
+    """What ``rule`` of ``fun`` returned, which must be a ``pair``."""
+    if not (isinstance(result, tuple) and len(result) == 2):
+        seen = f"a tuple of {len(result)}" if isinstance(result, tuple) else describe(result)
+        raise StructureError(f"{name_of(fun)}: {rule} must return the pair {pair}, got {seen}.")
+    return result
+
+
 class _Decorated:
     """A function with rules of its own; calls bind by the function's signature."""
 
     missing: str
 
     def __init__(self, fun: Callable[..., Any], nondiff_argnums: tuple[int, ...] = ()) -> None:
+        self._signature = positional_signature(fun, type(self).__name__)
         functools.update_wrapper(self, fun, updated=())
         self.fun = fun
-        self._signature = positional_signature(fun)
         count = len(self._signature.parameters)
         if any(not -count <= i < count for i in nondiff_argnums):
             raise ArgumentError(
@@ -50,9 +79,12 @@ class _Decorated:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._function is None:
             raise RuleError(f"{name_of(self.fun)} was called before {self.missing} gave it a rule.")
-        bound = self._signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return self._function.apply(*bound.args)
+        values = bound_arguments(self.fun, self._signature, args, kwargs)
+        return self._choose(values).apply(*values)
+
+    def _choose(self, values: tuple[Any, ...]) -> Any:
+        """The Function that a call on ``values`` is one of."""
+        return self._function
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A decorated method: the instance is its first argument."""
@@ -60,9 +92,12 @@ class _Decorated:
 
     def _define(self, **methods: Callable[..., Any]) -> None:
         """Make the Function of these methods."""
-        attributes: dict[str, Any] = {name: staticmethod(m) for name, m in methods.items()}
-        attributes["splits_always"] = True
-        self._function = FunctionType(name_of(self.fun), (Function,), attributes)
+        self._function = self._make(methods, splits_always=True)
+
+    def _make(self, methods: dict[str, Callable[..., Any]], **attributes: Any) -> Any:
+        """A Function of these static methods, named like ``fun``."""
+        static: dict[str, Any] = {name: staticmethod(m) for name, m in methods.items()}
+        return FunctionType(name_of(self.fun), (Function,), static | attributes)
 
     def _divide(self, values: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
         """``values`` of the non-differentiable arguments, and of the others."""
@@ -80,28 +115,49 @@ class custom_vjp(_Decorated):
 
     ``f.defvjp(fwd, bwd)`` sets the rule: ``fwd(*args)`` returns ``(output, residuals)``, and
     ``bwd(*nondiff, residuals, cotangent)`` the tuple of gradients of the other arguments, None for
-    one that has none. ``fwd`` is what runs; its residuals may be any pytree.
+    one that has none. The residuals may be any pytree.
+
+    ``fwd`` runs in place of ``fun`` where something is differentiated: below a level other than a
+    ``vmap``, or where plain autograd follows an argument. A call of the decorated function in
+    ``fwd`` is one of ``fun``.
 
     Raises:
         RuleError: called before ``defvjp``.
+
+    Reference:
+        ``jax.custom_vjp``.
 
     Example:
         >>> import torch, fxforms
         >>> @fxforms.custom_vjp
         ... def clipped(x):
         ...     return x**2
-        >>> clipped.defvjp(lambda x: (x**2, x), lambda x, ct: ((2 * x * ct).clamp(-3, 3),))
+        >>> clipped.defvjp(lambda x: (clipped(x), x), lambda x, ct: ((2 * x * ct).clamp(-3, 3),))
         >>> fxforms.vmap(fxforms.grad(clipped))(torch.tensor([1.0, 5.0]))
         tensor([2., 3.])
     """
 
     missing = "defvjp"
 
+    @functools.cached_property
+    def _primal(self) -> Any:
+        """The Function of ``fun``, for a call of which no derivative is asked."""
+        fun = self.fun
+        return self._make(
+            {
+                "forward": lambda *args: fun(*args),
+                "setup_context": lambda ctx, inputs, output: None,
+            }
+        )
+
+    def _choose(self, values: tuple[Any, ...]) -> Any:
+        return self._function if differentiated(flatten(values)[0]) else self._primal
+
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
         """Set the rule: ``fwd`` and ``bwd`` as the class says."""
 
         def forward(ctx: Any, *args: Any) -> Any:
-            output, ctx.residuals = fwd(*args)
+            output, ctx.residuals = as_pair(fwd(*args), self.fun, "fwd", "(output, residuals)")
             ctx.fixed, _ = self._divide(args)
             ctx.several = isinstance(output, tuple)
             return output
@@ -161,7 +217,8 @@ class custom_jvp(_Decorated):
         def jvp(ctx: Any, *tangents: Any) -> Any:
             fixed, primals = self._divide(ctx.args)
             _, moving = self._divide(tangents)
-            return rule(*fixed, tuple(primals), tuple(moving))[1]
+            result = rule(*fixed, tuple(primals), tuple(moving))
+            return as_pair(result, self.fun, "the jvp rule", "(output, tangent)")[1]
 
         self._define(forward=forward, jvp=jvp)
         return rule
@@ -197,50 +254,3 @@ def add(a: Any, b: Any) -> Any:
     """The sum of two pytrees of one structure."""
     flat_a, spec = flatten(a)
     return spec.unflatten([x + y for x, y in zip(flat_a, flatten(b)[0])])
-
-
-def linear_function(
-    fun: Callable[..., Any], transpose: Callable[[Any], Any]
-) -> Callable[[Any], Any]:
-    """A function that is linear in its one argument, with a given transpose.
-
-    Args:
-        fun: linear; takes and returns a pytree of tensors.
-        transpose: the transposed map: takes a pytree like the output, returns one like the
-            argument.
-
-    Returns:
-        ``fun`` with both derivatives known: forward mode applies it to the tangent, reverse mode
-        applies ``transpose`` to the cotangent.
-
-    Example:
-        >>> import torch, fxforms
-        >>> double = fxforms.linear_function(lambda x: 2 * x, lambda ct: 2 * ct)
-        >>> fxforms.grad(lambda x: double(x).sum())(torch.ones(2))
-        tensor([2., 2.])
-    """
-
-    def forward(ctx: Any, x: Any) -> Any:
-        output = fun(x)
-        ctx.several = isinstance(output, tuple)
-        return output
-
-    def backward(ctx: Any, *cotangents: Any) -> tuple[Any]:
-        return (transpose(cotangents if ctx.several else cotangents[0]),)
-
-    def jvp(ctx: Any, tangent: Any) -> Any:
-        return fun(tangent)
-
-    attributes: dict[str, Any] = {
-        "forward": staticmethod(forward),
-        "backward": staticmethod(backward),
-        "jvp": staticmethod(jvp),
-        "splits_always": True,
-    }
-    function: Any = FunctionType(name_of(fun), (Function,), attributes)
-
-    @functools.wraps(fun, updated=())
-    def call(x: Any) -> Any:
-        return function.apply(x)
-
-    return call

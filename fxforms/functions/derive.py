@@ -15,7 +15,7 @@ import torch
 
 from fxforms import _substrate as substrate
 from fxforms._tree import flatten
-from fxforms.errors import GradientError
+from fxforms.errors import GradientError, describe
 from fxforms.functions.context import RuleContext, among, attributes_of
 from fxforms.functions.contract import Rules
 from fxforms.functions.once import guard
@@ -148,6 +148,20 @@ def backward_from_jvp(
                 f"{rules.__name__}.jvp returned {len(result)} tangent(s) for {len(cotangents)} "
                 f"output(s). Return one for each output, None where it is zero."
             )
+        for index, (tangent, cotangent) in enumerate(zip(result, cotangents)):
+            check_tangent(rules.__name__, index, tangent, cotangent)
         return result
 
     return transpose(jvp, likes, cotangents)
+
+
+def check_tangent(name: str, index: int, tangent: Any, cotangent: torch.Tensor | None) -> None:
+    """Raise GradientError unless a jvp rule's ``tangent`` has the shape of its output."""
+    if tangent is None or cotangent is None:
+        return
+    if not isinstance(tangent, torch.Tensor) or tangent.shape != cotangent.shape:
+        raise GradientError(
+            f"{name}.jvp, transposed for reverse mode, returned as tangent of output {index} "
+            f"{describe(tangent)}, but the output has shape {tuple(cotangent.shape)}. Return a "
+            f"tensor of its shape, or None where it is zero."
+        )

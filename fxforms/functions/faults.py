@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from fxforms.errors import GradientError, RuleError, TraceError
+from fxforms.functions.opaque import ValueNeeded
 from fxforms.functions.signature import Signature
+from fxforms.functions.unseen import is_unmappable
 
 
 def no_vmap_rule(name: str) -> RuleError:
@@ -28,9 +30,18 @@ def overwritten(name: str) -> RuleError:
 def residual_after_change(name: str) -> RuleError:
     """The error for a body that would have to run again and has changed its input."""
     return RuleError(
-        f"{name} changed its input in place and left a tensor on ctx that is neither an input nor "
-        f"an output, where an earlier call left none. Save a tensor of that kind in every call, or "
-        f"in none."
+        f"{name} changed its input in place, and what it left on ctx (a number, or a tensor that "
+        f"is neither an input nor an output) needs it to run again, which no earlier call has "
+        f"shown. Save only inputs and outputs, or do not change the input in place."
+    )
+
+
+def overwritten_input(name: str) -> GradientError:
+    """The error for a residual whose derivative needs an input that the body has changed."""
+    return GradientError(
+        f"{name}: a second derivative needs the derivative of what forward saved for backward, and "
+        f"forward has overwritten its input. Save only inputs and outputs, or do not change the "
+        f"input in place."
     )
 
 
@@ -48,6 +59,22 @@ def values_in_graph(name: str) -> TraceError:
         f"{name}.forward leaves numbers or arrays on ctx, and jit cannot trace it, so the graph "
         f"would hold those of one call for good. Save them as tensors (ctx.save_for_backward)."
     )
+
+
+def refuse_opaque(name: str, error: RuntimeError) -> None:
+    """Raise GradientError if ``error`` says that a derivative rule leaves torch.
+
+    It still counts as unmappable: a vmap level around it may run the rule on one sample.
+    """
+    if isinstance(error, (GradientError, ValueNeeded)) or not is_unmappable(error):
+        return
+    fault = GradientError(
+        f"{name}: a derivative rule leaves torch (NumPy, .item()), and its own derivative is asked "
+        f"for: a second derivative, or forward mode from backward. Write the rule in torch, or as "
+        f"a Function of its own; for forward mode give a jvp rule."
+    )
+    fault.__cause__ = error
+    raise fault
 
 
 def no_derivative(name: str, mode: str) -> RuleError:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fxforms import _substrate as substrate
+from fxforms.interpreters import below_all_levels
 from fxforms.interpreters.levels import JVP, VMAP
 
 
@@ -35,6 +36,24 @@ def only_vmaps(operands: tuple[Any, ...]) -> bool:
     return all(level == VMAP for level in substrate.level_transforms()) and not tracked(operands)
 
 
+def differentiated(operands: Sequence[Any]) -> bool:
+    """True if a level differentiates, or plain autograd, in either mode, follows an operand."""
+    levels = substrate.level_transforms() if substrate.transforms_active() else ()
+    if any(level != VMAP for level in levels) or recorded(operands):
+        return True
+    return (
+        substrate.dual_level_open()
+        and substrate.forward_grad_enabled()
+        and any(isinstance(x, torch.Tensor) and has_tangent(x) for x in operands)
+    )
+
+
+def has_tangent(tensor: torch.Tensor) -> bool:
+    """True if ``tensor`` is a dual tensor under its vmap levels, if any."""
+    with below_all_levels():
+        return substrate.tangent_of(substrate.unbatched(tensor)) is not None
+
+
 def last_to_differentiate(operands: tuple[Any, ...], transform: int) -> bool:
     """True if nothing below the top level, a grad or a jvp, differentiates: there are only vmaps.
 
@@ -46,6 +65,16 @@ def last_to_differentiate(operands: tuple[Any, ...], transform: int) -> bool:
     if depth > 1 and any(level != VMAP for level in substrate.level_transforms()[:-1]):
         return False
     return not substrate.dual_level_open() or (transform == JVP and substrate.is_only_jvp_level())
+
+
+def last_jvp(operands: tuple[Any, ...]) -> bool:
+    """The same of a jvp level that is lowered while its rule runs."""
+    below = substrate.level_transforms()
+    return (
+        substrate.is_only_jvp_level()
+        and all(level == VMAP for level in below)
+        and not recorded(operands)
+    )
 
 
 def batched_on_top(operands: tuple[Any, ...]) -> bool:

@@ -10,21 +10,10 @@ import torch
 
 from fxforms import _substrate as substrate
 from fxforms._tree import is_atom, map_tensors
-from fxforms.errors import RANDOM, ArgumentError, RuleError
+from fxforms.errors import RANDOM, ArgumentError, RuleError, describe
 from fxforms.functions.context import RuleContext, as_tuple, attributes_of
-from fxforms.functions.opaque import ValueNeeded
 from fxforms.interpreters import VmapInfo, current_interpreter
 from fxforms.interpreters.vmap import VmapInterpreter
-
-# What torch says where a body needs the numbers of one sample: NumPy and C code ask for the
-# storage, Python control flow and indexing for a value or a shape.
-_UNMAPPABLE = (
-    "Cannot access data pointer of Tensor",
-    "calling .item() on a Tensor",
-    "Tensor in some data-dependent control flow",
-    "We do not support batching operators that can",
-    "attempting to call Tensor.requires_grad_()",
-)
 
 
 class UnmappableWarning(UserWarning):
@@ -36,15 +25,9 @@ class UnmappableWarning(UserWarning):
     """
 
 
-def is_unmappable(error: RuntimeError) -> bool:
-    """True if ``error`` says that a body cannot run on batched tensors."""
-    text = str(error)
-    return isinstance(error, ValueNeeded) or any(mark in text for mark in _UNMAPPABLE)
-
-
 def warn_once(name: str, error: RuntimeError) -> None:
     """Say that the Function ``name`` is looped over, and why."""
-    reason = str(error).split(". ")[0]
+    reason = str(error.__cause__ or error).split(". ")[0]
     warnings.warn(
         f"{name} cannot be mapped over a batch ({reason}), so vmap calls it once for each sample. "
         f'Give it a vmap rule to make it fast, or vmap_method = "loop" to accept the loop.',
@@ -81,13 +64,17 @@ def loop(
                 raise ArgumentError(f"{name}: a random operation in a loop over a batch. {RANDOM}")
             if index + 1 < info.batch_size:
                 torch.set_rng_state(state)
+    check_counts(samples, name)
     outputs = tuple([stack(values, name) for values in zip(*samples)])
     dims = tuple([0 if isinstance(x, torch.Tensor) else None for x in outputs])
     return (outputs, dims) if isinstance(result, tuple) else (outputs[0], dims[0])
 
 
 def loop_rule(
-    rule: Callable[[RuleContext, tuple[Any, ...]], tuple[Any, ...]], ctx: Any, args: tuple[Any, ...]
+    name: str,
+    rule: Callable[[RuleContext, tuple[Any, ...]], tuple[Any, ...]],
+    ctx: Any,
+    args: tuple[Any, ...],
 ) -> tuple[Any, ...]:
     """``rule``, met at a vmap level, on each sample of ``ctx`` and ``args`` one level down."""
     interpreter = current_interpreter()
@@ -104,7 +91,7 @@ def loop_rule(
         for index in range(size):
             context = sample_context(ctx, level, split, index)
             samples.append(rule(context, tuple([pick(x, d, index) for x, d in given])))
-        columns = [stack_present(values) for values in zip(*samples)]
+        columns = [stack_present(values, name) for values in zip(*samples)]
     return tuple([None if x is None else substrate.add_batch_dim(x, 0, level) for x in columns])
 
 
@@ -136,6 +123,7 @@ def pick(value: Any, dim: int | None, index: int) -> Any:
 def stack(values: tuple[Any, ...], name: str) -> Any:
     """One output of all samples: tensors stacked, anything else if it is the same for all."""
     if isinstance(values[0], torch.Tensor):
+        check_shapes(values, f"{name} returned outputs")
         return torch.stack(values)
     if not all(x is values[0] or (is_atom(x) and x == values[0]) for x in values):
         raise RuleError(
@@ -145,9 +133,30 @@ def stack(values: tuple[Any, ...], name: str) -> Any:
     return values[0]
 
 
-def stack_present(values: tuple[torch.Tensor | None, ...]) -> torch.Tensor | None:
+def check_counts(samples: list[tuple[Any, ...]], name: str) -> None:
+    """Raise RuleError unless every sample has as many outputs as the first."""
+    counts = sorted({len(sample) for sample in samples})
+    if len(counts) > 1:
+        raise RuleError(
+            f"{name} returned different numbers of outputs ({', '.join(map(str, counts))}) for the "
+            f"samples of a batch. Return the same for every sample."
+        )
+
+
+def check_shapes(values: tuple[Any, ...], what: str) -> None:
+    """Raise RuleError unless ``values``, one a sample, are tensors of one shape."""
+    shapes = {tuple(x.shape) if isinstance(x, torch.Tensor) else describe(x) for x in values}
+    if len(shapes) > 1:
+        raise RuleError(
+            f"{what} of different shapes ({', '.join(sorted(map(str, shapes)))}) for the samples "
+            f"of a batch, which one tensor cannot hold. Pad them to one shape."
+        )
+
+
+def stack_present(values: tuple[torch.Tensor | None, ...], name: str) -> torch.Tensor | None:
     """The results of one rule on all samples, absent ones as zeros; None if all are absent."""
     like = next((value for value in values if value is not None), None)
     if like is None:
         return None
+    check_shapes(tuple([x for x in values if x is not None]), f"A rule of {name} gave derivatives")
     return torch.stack([torch.zeros_like(like) if v is None else v for v in values])

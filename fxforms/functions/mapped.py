@@ -15,12 +15,20 @@ import torch
 from fxforms import _substrate as substrate
 from fxforms._tree import map_leaves, map_tensors
 from fxforms.errors import GradientError, describe
+from fxforms.functions.batch_dims import (
+    Dims,
+    batch,
+    batch_one,
+    move_batch,
+    place_gradient,
+    reduce_to,
+)
 from fxforms.functions.context import RuleContext, as_tuple, attributes_of
 from fxforms.functions.contract import Rules
 from fxforms.functions.once import once_differentiable
+from fxforms.functions.unseen import first_hidden, opaque_leaves
 from fxforms.interpreters import VmapInfo
 
-Dims = tuple[int | None, ...]
 Place = Callable[[Any, int | None], Any]
 
 
@@ -53,24 +61,6 @@ class Slot:
 
     def __init__(self, index: int) -> None:
         self.index = index
-
-
-def batch_one(value: Any, dim: int | None, level: int) -> Any:
-    """``value`` batched at ``level`` along ``dim``, or as it is."""
-    if dim is None or not isinstance(value, torch.Tensor):
-        return value
-    return substrate.add_batch_dim(value, dim, level)
-
-
-def batch(values: tuple[Any, ...], dims: Dims, level: int) -> tuple[Any, ...]:
-    """``values`` batched at ``level``."""
-    add = substrate.add_batch_dim
-    return tuple(
-        [
-            value if dim is None or not isinstance(value, torch.Tensor) else add(value, dim, level)
-            for value, dim in zip(values, dims)
-        ]
-    )
 
 
 def mapped_class(rules: Rules) -> Any:
@@ -184,6 +174,7 @@ def run_setup(
         return Slot(len(attributes) - 1)
 
     record.attributes = {k: map_tensors(keep, v) for k, v in attributes_of(context).items()}
+    first_hidden(opaque_leaves(record.attributes, Slot))
     record.attribute_count = len(attributes)
     saved = unbatch((*attributes, *context.to_save))
     values = [value for value, _ in saved]
@@ -244,33 +235,6 @@ def run_backward(
     pairs = apply_rule(record, saved, saved_dims, cotangents, dims, rule)
     size = mapping.info.batch_size
     return tuple([place_gradient(g, d, to, size) for (g, d), to in zip(pairs, mapping.in_dims)])
-
-
-def reduce_to(gradient: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """``gradient`` summed to ``shape`` if that broadcasts to it; else as it is, for the engine."""
-    if gradient.shape == shape:
-        return gradient
-    tail = gradient.shape[gradient.dim() - len(shape) :]
-    fits = len(shape) <= gradient.dim() and all(a in (1, b) for a, b in zip(shape, tail))
-    return gradient.sum_to_size(shape) if fits else gradient
-
-
-def place_gradient(
-    gradient: torch.Tensor | None, dim: int | None, in_dim: int | None, batch_size: int
-) -> torch.Tensor | None:
-    """The physical gradient of an input whose batch dim is ``in_dim``."""
-    if gradient is None:
-        return None
-    if in_dim is None:
-        return gradient if dim is None else gradient.sum(dim)
-    return move_batch(gradient, dim, in_dim, batch_size)
-
-
-def move_batch(value: torch.Tensor, dim: int | None, target: int, batch_size: int) -> torch.Tensor:
-    """``value`` with its batch at ``target``, repeated there if it has none."""
-    if dim is None:
-        value, dim = value.unsqueeze(0).expand(batch_size, *value.shape), 0
-    return value if dim == target else value.movedim(dim, target)
 
 
 def run_jvp(rules: Rules, ctx: Any, tangents: tuple[Any, ...]) -> tuple[Any, ...]:

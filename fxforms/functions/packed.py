@@ -54,6 +54,7 @@ class Packing:
     def __init__(self, specs: list[PyTreeSpec]) -> None:
         self.specs = specs
         self.out_spec: PyTreeSpec | None = None
+        self.ready: Any = None  # a ContainerFound: the body has run already
 
     @classmethod
     def of(cls, args: tuple[Any, ...]) -> tuple[Packing, list[Any]]:
@@ -62,6 +63,11 @@ class Packing:
         for flat, _ in pairs:
             refuse_unknown(flat)
         return cls([spec for _, spec in pairs]), [leaf for flat, _ in pairs for leaf in flat]
+
+    def take_ready(self) -> Any:
+        """The body that has run already, once."""
+        ready, self.ready = self.ready, None
+        return ready
 
     def args(self, flat: tuple[Any, ...]) -> tuple[Any, ...]:
         """``flat``, one value a leaf, as the arguments."""
@@ -117,6 +123,9 @@ class PackedContext:
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._fx_real, name, value)
 
+    def __delattr__(self, name: str) -> None:
+        delattr(self._fx_real, name)
+
     def mark_dirty(self, *trees: Any) -> None:
         """Declare inputs that ``forward`` changed in place."""
         self._fx_real.mark_dirty(*flatten(trees)[0])
@@ -147,11 +156,15 @@ def packed_class(rules: Rules) -> Any:
     function = rules.function
 
     def forward(packing: Packing, *flat: Any) -> tuple[Any, ...]:
+        if (ready := packing.take_ready()) is not None:
+            return packing.pack_output(ready.output)
         return packing.pack_output(function.forward(*packing.args(flat)))
 
     def forward_combined(ctx: Any, packing: Packing, *flat: Any) -> tuple[Any, ...]:
         ctx._fx_packing = packing
         context = PackedContext(ctx, packing)
+        if (ready := packing.take_ready()) is not None:
+            return packing.pack_output(ready.take(context))
         return packing.pack_output(function.forward(context, *packing.args(flat)))
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -194,7 +207,13 @@ def packed_backward(
     packing: Packing = ctx._fx_packing
     result = rules.gradients(PackedContext(ctx, packing), packing.output_parts(cotangents))
     names = rules.signature.names(len(packing.specs))
-    return match(result, packing.specs, names, f"{rules.__name__}.backward: the gradient")
+    flat = match(result, packing.specs, names, f"{rules.__name__}.backward: the gradient")
+    return tuple(
+        [
+            g if need or isinstance(g, torch.Tensor) else None  # the place of a number
+            for g, need in zip(flat, ctx.needs_input_grad[1:])
+        ]
+    )
 
 
 def packed_jvp(

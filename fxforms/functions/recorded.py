@@ -10,10 +10,12 @@ import numpy as np
 import torch
 
 from fxforms import _substrate as substrate
-from fxforms._tree import flatten, is_atom, map_leaves, map_tensors
+from fxforms._tree import flatten, is_atom, leaves, map_leaves, map_tensors
 from fxforms.errors import RuleError
 from fxforms.functions.context import RuleContext, among, as_tuple, attributes_of
 from fxforms.functions.derive import Like
+from fxforms.functions.draws import drew
+from fxforms.functions.unseen import first_hidden, follows, opaque_leaves
 
 
 class Ref:
@@ -46,6 +48,9 @@ class Call:
     output_likes: tuple[Like | None, ...] = ()
     residual_likes: tuple[Like | None, ...] = ()
     refs: Sequence[Ref] = ()
+    opaque: Sequence[tuple[str, Any]] = ()
+    unseen: str | None = None  # what keeps something out of sight
+    drawn: torch.Tensor | None = None  # the generator's state before forward
     samples: Sequence[Call] = ()
     sample_level = 0
 
@@ -68,14 +73,24 @@ class Call:
         depth, likes = self.depth, self.input_likes
         vars(self).update(vars(first))
         self.depth, self.input_likes = depth, likes
+        self.unseen = next((s.unseen for s in samples if s.unseen), None)
         if any(
-            sample.samples or differs(sample.attributes, first.attributes) for sample in samples
+            sample.samples
+            or drew(first.drawn, sample.drawn)
+            or differs(sample.attributes, first.attributes)
+            for sample in samples
         ):
             self.samples, self.sample_level = samples, level
 
     def new_context(self) -> RuleContext:
         """A ``ctx`` for ``forward``: any tensor that can be differentiated may need it."""
         return RuleContext(tuple([like is not None for like in self.input_likes]))
+
+    def may_run_again(self, operands: tuple[Any, ...]) -> bool:
+        """True if a graph of a lower level or of plain autograd may differentiate residuals."""
+        return self.depth > 1 or any(
+            isinstance(x, torch.Tensor) and substrate.unbatched(x).requires_grad for x in operands
+        )
 
     def record(self, ctx: RuleContext, operands: tuple[Any, ...], output: Any) -> tuple[Any, ...]:
         """Take over what ``forward`` left on ``ctx``; returns outputs and residuals."""
@@ -116,17 +131,33 @@ class Call:
         self.refs = list(found)
         residuals = known[len(operands) + self.count :]
         self.residual_likes = tuple([Like.of(x) for x in residuals])
+        if self.attributes:
+            opaque = opaque_leaves(self.attributes, Ref)
+            self.opaque = [(k, v) for k, v in opaque if not any(v is x for x in operands)]
+            self.unseen = first_hidden(self.opaque)
         return (*outputs, *residuals)
 
     def keeps_values(self) -> bool:
         """True if ``forward`` left numbers or arrays on ``ctx``."""
-        kinds = (float, complex, np.ndarray, np.number)
-        return any(isinstance(leaf, kinds) for leaf in flatten(self.attributes)[0])
+        return holds_values(self.attributes)
 
     def saves_no_residual(self) -> bool:
         """True if ``forward`` left only inputs and outputs, by the methods meant for it."""
-        leaves = flatten(self.attributes)[0]
-        return not (self.residual_likes or any(isinstance(leaf, Ref) for leaf in leaves))
+        return not (
+            self.residual_likes
+            or self.unseen
+            or any(isinstance(leaf, Ref) for leaf in leaves(self.attributes))
+        )
+
+    def residuals(self, ctx: Any) -> list[torch.Tensor | None]:
+        """Each residual as ``ctx`` has saved it; None for one that is not there."""
+        known = dict(zip(self.refs, ctx.saved_tensors))
+        start = len(self.input_likes) + self.count
+        return [known.get(reference(start + i)) for i in range(len(self.residual_likes))]
+
+    def depending(self, level: int) -> list[str]:
+        """The attributes that hide a tensor which grad ``level`` follows."""
+        return [name for name, value in self.opaque if follows(value, level)]
 
     def restore(self, ctx: Any, forward: bool) -> RuleContext:
         """The user's ``ctx`` at the level of ``ctx``, for a jvp rule if ``forward``."""
@@ -158,6 +189,12 @@ class Call:
             return call.build({ref: put(x) for ref, x in lookup.items()}, needs, forward)
 
         return place
+
+
+def holds_values(attributes: dict[str, Any]) -> bool:
+    """True if there are numbers or arrays in ``attributes``."""
+    kinds = (float, complex, np.ndarray, np.number)
+    return any(isinstance(leaf, kinds) for leaf in leaves(attributes))
 
 
 def differs(a: dict[str, Any], b: dict[str, Any]) -> bool:

@@ -6,7 +6,7 @@ See NOTE [derivative of a residual] in ``functions/combined.py``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -14,7 +14,8 @@ from torch.overrides import TorchFunctionMode
 from fxforms import _substrate as substrate
 from fxforms.errors import GradientError
 from fxforms.functions.derive import Like, pull
-from fxforms.interpreters import grad_level
+from fxforms.functions.draws import check_repeated
+from fxforms.interpreters import below_all_levels, grad_level
 
 Body = Callable[[tuple[Any, ...]], Sequence[Any]]
 
@@ -38,10 +39,12 @@ class Tracked(TorchFunctionMode):
         super().__init__()
         self.level = level
         self.left_torch = False
+        self.inference = torch.is_inference_mode_enabled()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        kwargs = kwargs or {}
         own = substrate.level_depth() == self.level  # a transform that forward calls is its own
         if func is substrate.set_grad_enabled and own:
             return None
@@ -49,40 +52,51 @@ class Tracked(TorchFunctionMode):
             return args[0].view_as(args[0])
         if func in _LEAVES_TORCH and args[0].requires_grad:
             self.left_torch = True
-            args = (substrate.base_value(args[0]), *args[1:])
-        return func(*args, **(kwargs or {}))
+            return outside(func, args, kwargs)
+        if own and not self.inference and torch.is_inference_mode_enabled():
+            with torch.inference_mode(False), torch.enable_grad():
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def outside(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``func`` on the number behind a tracked tensor; torch's error if that is a batch."""
+    value = substrate.base_value(args[0])
+    if substrate.is_batched(value):
+        return func(value, *args[1:], **kwargs)
+    with below_all_levels():
+        return func(value.detach(), *args[1:], **kwargs)
 
 
 class Noted(TorchFunctionMode):
-    """Notes if a floating value leaves torch in a body."""
+    """Notes if a floating value leaves torch in a body, or is computed in inference mode."""
 
-    left_torch = False
+    def __init__(self) -> None:
+        super().__init__()
+        self.left_torch = False
+        self.inferred = False
+        self.inference = torch.is_inference_mode_enabled()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func in _LEAVES_TORCH and Like.of(args[0]) is not None:
             self.left_torch = True
+        if not self.inference and torch.is_inference_mode_enabled():
+            self.inferred = True
         return func(*args, **(kwargs or {}))
 
 
-def values_kept(name: str) -> str:
-    """The error for a second derivative through numbers that a body kept on ctx."""
-    return (
-        f"{name}: a second derivative needs the derivative of what forward kept on ctx for "
-        f"backward, and forward took it out of torch (NumPy, .item()), so that there are no "
-        f"residuals to differentiate. Keep tensors, computed in torch."
-    )
+class Rerun(NamedTuple):
+    """A body that ran again on tracked inputs."""
+
+    result: Any
+    leaves: list[torch.Tensor]
+    left_torch: bool
 
 
-def pull_residuals(
-    name: str, body: Body, operands: tuple[Any, ...], cotangents: Sequence[torch.Tensor | None]
-) -> list[torch.Tensor | None]:
-    """One gradient for each of ``operands``: the vjp of the residuals that ``body`` returns.
-
-    Raises:
-        GradientError: a tracked value left torch on the way.
-    """
+def run_again(body: Callable[[tuple[Any, ...]], Any], operands: tuple[Any, ...]) -> Rerun:
+    """``body(operands)`` at a grad level of its own, the tensors among ``operands`` its leaves."""
     with grad_level() as level, Tracked(level) as tracked:
         leaves, inner = [], []
         for operand in operands:
@@ -90,14 +104,32 @@ def pull_residuals(
                 operand = substrate.make_leaf(operand, level)
                 leaves.append(operand)
             inner.append(operand)
-        residuals = body(tuple(inner))
-    chosen = [(r, ct) for r, ct in zip(residuals, cotangents) if ct is not None]
-    if tracked.left_torch and chosen:
+        return Rerun(body(tuple(inner)), leaves, tracked.left_torch)
+
+
+def pull_residuals(
+    name: str,
+    body: Body,
+    operands: tuple[Any, ...],
+    saved: Sequence[torch.Tensor | None],
+    cotangents: Sequence[torch.Tensor | None],
+) -> list[torch.Tensor | None]:
+    """One gradient for each of ``operands``: the vjp of the residuals that ``body`` returns.
+
+    ``saved`` are the residuals as the call itself left them.
+
+    Raises:
+        GradientError: a tracked value left torch on the way, or the residuals are others now.
+    """
+    again = run_again(body, operands)
+    chosen = [(r, ct) for r, ct in zip(again.result, cotangents) if ct is not None]
+    if again.left_torch and chosen:
         shapes = ", ".join(str(tuple(residual.shape)) for residual, _ in chosen)
         raise GradientError(
             f"{name}: a second derivative needs the derivative of what forward saved for backward "
             f"(residuals of shape {shapes}), and forward leaves torch (NumPy, .item()) where it "
             f"computes them. Save only inputs and outputs, or compute the residual in torch."
         )
-    found = iter(pull([r for r, _ in chosen], [ct for _, ct in chosen], leaves))
+    check_repeated(name, saved, again.result)
+    found = iter(pull([r for r, _ in chosen], [ct for _, ct in chosen], again.leaves))
     return [None if Like.of(x) is None else next(found) for x in operands]

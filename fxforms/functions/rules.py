@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from fxforms import _substrate as substrate
-from fxforms.errors import RuleError
+from fxforms.functions.attempts import Attempts
 from fxforms.functions.bind import bind, live
 from fxforms.functions.closures import closing
 from fxforms.functions.combined import split_class
-from fxforms.functions.context import RuleContext, as_tuple, finish_jvp, materialize
+from fxforms.functions.context import RuleContext, as_tuple, finish_jvp, kept_tangents, materialize
 from fxforms.functions.declared import check, given
 from fxforms.functions.derive import (
     backward_from_jvp,
@@ -25,12 +25,11 @@ from fxforms.functions.faults import (
     check_count,
     no_derivative,
     no_vmap_rule,
-    overwritten,
     values_in_graph,
-    values_of_samples,
 )
-from fxforms.functions.inline import run_untracked, tracked
-from fxforms.functions.loop import Unmappable, is_unmappable, loop, loop_rule, warn_once
+from fxforms.functions.first_call import applied
+from fxforms.functions.inline import last_jvp, run_untracked, tracked
+from fxforms.functions.loop import Unmappable, loop
 from fxforms.functions.mapped import Mapping, mapped_class
 from fxforms.functions.once import (
     DifferentiatedOnce,
@@ -39,21 +38,23 @@ from fxforms.functions.once import (
     run_once,
     undecorated,
 )
-from fxforms.functions.opaque import ValueNeeded, below_all, opaque_class, stage_rule
+from fxforms.functions.opaque import ValueNeeded, opaque_class
 from fxforms.functions.packed import packed_class
+from fxforms.functions.plain_residuals import context_again
 from fxforms.functions.recorded import Call
 from fxforms.functions.signature import Signature
 from fxforms.functions.single_level import (
     apply_single_level,
-    carrier_class,
+    run_setup,
     single_level_class,
 )
+from fxforms.functions.unseen import Followed
 from fxforms.interpreters import VmapInfo
 
 _BASE = torch.autograd.Function
 
 
-class FunctionRules:
+class FunctionRules(Attempts):
     """What each interpreter asks of one Function class, and how the class is called.
 
     A class in another form than the interpreters take (``ctx`` in ``forward``, pytrees) is called
@@ -65,7 +66,7 @@ class FunctionRules:
         self, function: Any, root: FunctionRules | None = None, watches: bool = True
     ) -> None:
         """``root``: the rules these are derived from. ``watches``: may hide a residual."""
-        self.root = root or self
+        self.root: FunctionRules = root or self
         self.function = function
         function._rules = self
         self.__name__: str = function.__name__
@@ -75,24 +76,22 @@ class FunctionRules:
         self.vmap = given(function, "vmap")
         self.vmap_method: str = getattr(function, "vmap_method", "derive")
         check(function, self.vmap, self.vmap_method)
-        once = is_once_differentiable(self.backward)
-        self.once: str | None = marked_once(self.__name__) if once else None
+        self.once = marked_once(self.__name__) if is_once_differentiable(self.backward) else None
         self.transposes_jvp = self.backward is None and self.jvp is not None
         self.loops = self.vmap_method == "loop"
-        self.splits = self.combined
+        self.splits: bool = self.combined or (root is not None and root.splits)
         self.splits_always: bool = getattr(function, "splits_always", False)
         self.packs: bool | None = None if root is None else False
         self.saves_no_residual: bool | None = None
         self.watches = watches
-        self.body_is_known = False
-        self.closing = closing(
-            [function.forward, function.setup_context, self.backward, self.jvp, self.vmap]
-            if root is None
-            else []
-        )
+        self.leaves_torch: bool | None = None
+        self.setup_is_known = False
+        self.may_hide = True
+        methods = [function.forward, function.setup_context, self.backward, self.jvp, self.vmap]
+        self.closing = closing(methods if root is None else [])
         self.signature = Signature(function, self.combined)
         self.arity = self.signature.arity
-        self.evaluate: Callable[..., Any] = substrate.autograd_apply(carrier_class(self))
+        self.evaluate: Callable[..., Any] = applied(self, looks=root is None)
 
     @cached_property
     def node(self) -> Any:
@@ -107,7 +106,9 @@ class FunctionRules:
     @cached_property
     def packed(self) -> FunctionRules:
         """This Function on the leaves of its arguments."""
-        return FunctionRules(packed_class(self), self.root)
+        rules = FunctionRules(packed_class(self), self.root)
+        rules.evaluate = applied(rules, looks=True)
+        return rules
 
     @cached_property
     def split(self) -> FunctionRules:
@@ -135,7 +136,7 @@ class FunctionRules:
 
     def note_residuals(self) -> None:
         """A call has shown that this class hides a residual: split it from here on."""
-        self.splits = True
+        self.splits = self.root.splits = True
         self.root.saves_no_residual = False
 
     def setup_context(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -166,10 +167,14 @@ class FunctionRules:
         if self.jvp is None and self.backward is None:
             raise no_derivative(self.__name__, "forward mode (jvp, jacfwd)")
         ctx = RuleContext(tuple([tangent is not None for tangent in tangents]), lowered=True)
-        outputs = self.run_with_ctx(ctx, primals) if self.combined else self.bind(*primals)
-        if not self.combined:
-            self.function.setup_context(ctx, primals, outputs)
+        if self.combined:
+            outputs = self.run_with_ctx(ctx, primals)
+        else:
+            outputs = self.bind(*primals)
+            is_last = partial(last_jvp, primals)
+            run_setup(self, self.function.setup_context, ctx, primals, outputs, is_last)
         flat = as_tuple(outputs)
+        tangents = kept_tangents(ctx, primals, tangents)
         if self.jvp is None:
             ctx.saved_for_forward = None  # what runs is backward
             likes = tangent_likes(ctx, flat)
@@ -199,61 +204,13 @@ class FunctionRules:
                 pass
         return self.loop_over(info, in_dims, operands)
 
-    def loop_over(
-        self, info: VmapInfo, in_dims: tuple[int | None, ...], operands: tuple[Any, ...]
-    ) -> tuple[Any, Any]:
-        """One call a sample."""
-        return loop(self.bind, self.__name__, info, in_dims, operands)
-
-    @property
-    def maps_body(self) -> bool:
-        """True if a batch is mapped by running the body on it."""
-        return self.vmap is None and not self.loops
-
-    def attempt(self, operands: tuple[Any, ...], run: Callable[[], Any]) -> Any:
-        """``run()``, which runs bodies on batched tensors; raises Unmappable if one cannot.
-
-        Once that is known of a class, all its batches are looped over.
-        """
-        versions = substrate.versions(operands)
-        try:
-            return run()
-        except RuntimeError as error:
-            self.loop_because(error)
-            if versions != substrate.versions(operands):
-                raise overwritten(self.__name__) from error
-            raise Unmappable from error
-
-    def loop_because(self, error: RuntimeError) -> None:
-        """Loop over batches from now on if ``error`` says that a body cannot be mapped."""
-        if isinstance(error, RuleError) or not is_unmappable(error):
-            raise error
-        if not self.root.loops:
-            warn_once(self.__name__, error)
-        self.loops = self.root.loops = True
-
-    def run_rule(
-        self, rule: Callable[..., Any], ctx: Any, args: tuple[Any, ...]
-    ) -> tuple[Any, ...]:
-        """A user's rule; one call a sample where it cannot run on a batch."""
-        if getattr(ctx, "_fx_samples", None) is None:
-            try:
-                return as_tuple(rule(ctx, *args))
-            except RuntimeError as error:
-                if isinstance(error, ValueNeeded) and below_all(ctx, args):
-                    return stage_rule(error.stage, rule, ctx, args)
-                if not substrate.on_vmap_level():
-                    raise
-                self.loop_because(error)
-        elif not substrate.on_vmap_level():
-            raise values_of_samples(self.__name__)
-        return loop_rule(lambda ctx, args: self.run_rule(rule, ctx, args), ctx, args)
-
     def run_backward(self, ctx: Any, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
         """One gradient for each input, by the user's ``backward`` or from ``jvp``."""
         if self.once:
             return run_once(self.once, self.gradients, ctx, cotangents)
         return self.gradients(ctx, cotangents)
+
+    context_again = context_again  # for the node, which does not import it
 
     def gradients(self, ctx: Any, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
         """The same, as the rule is written, whether or not it may be differentiated again."""
@@ -266,9 +223,8 @@ class FunctionRules:
         if self.backward is None:
             if self.jvp is None:
                 raise no_derivative(self.__name__, "reverse mode (grad, vjp, jacrev, .backward())")
-            return self.run_rule(
-                lambda ctx, *given: backward_from_jvp(self, ctx, given), ctx, cotangents
-            )
+            derived = lambda ctx, *given: backward_from_jvp(self, ctx, given)  # noqa: E731
+            return self.run_rule(derived, ctx, cotangents)
         return self.run_rule(undecorated(self.backward), ctx, cotangents)
 
 
@@ -318,3 +274,4 @@ class SplitRules(FunctionRules):
 
 
 FunctionRules(DifferentiatedOnce).packs = False
+FunctionRules(Followed).packs = False

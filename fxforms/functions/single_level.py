@@ -6,6 +6,8 @@ operator there, and sets up this level's own context.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +18,10 @@ from fxforms.errors import RuleError
 from fxforms.functions.context import NodeContext, among, as_tuple, attributes_of
 from fxforms.functions.contract import Rules
 from fxforms.functions.derive import Like
-from fxforms.functions.faults import residual_after_change
 from fxforms.functions.inline import last_to_differentiate
+from fxforms.functions.recorded import holds_values
+from fxforms.functions.residuals import Noted
+from fxforms.functions.unseen import is_unmappable
 from fxforms.interpreters import current_interpreter
 from fxforms.interpreters.grad import GradInterpreter
 from fxforms.interpreters.levels import GRAD
@@ -58,7 +62,7 @@ def single_level_class(rules: Rules) -> Any:
             lowered = rules.run_with_ctx(ctx, inner) if rules.combined else rules.bind(*inner)
         outputs = interpreter.wrap(lowered, inner, operands)
         if rules.combined:
-            lift_context(rules, ctx, (*inner, *as_tuple(lowered)), (*operands, *as_tuple(outputs)))
+            lift_context(ctx, (*inner, *as_tuple(lowered)), (*operands, *as_tuple(outputs)))
         else:
             set_up(rules, ctx, operands, outputs)
         check_dirty(rules, ctx.dirty_tensors, interpreter.level)
@@ -71,16 +75,11 @@ def single_level_class(rules: Rules) -> Any:
     return node
 
 
-def lift_context(rules: Rules, ctx: Any, lowered: tuple[Any, ...], lifted: tuple[Any, ...]) -> None:
+def lift_context(ctx: Any, lowered: tuple[Any, ...], lifted: tuple[Any, ...]) -> None:
     """Let what ``forward`` left on ``ctx`` of lowered tensors name the lifted ones.
 
     Raises HiddenResidual if there is a tensor among it that is no input or output.
     """
-
-    def residual() -> Exception:
-        if ctx.dirty_tensors:  # to run the body again would change the input again
-            return residual_after_change(rules.__name__)
-        return HiddenResidual()
 
     def lift(tensor: torch.Tensor | None) -> torch.Tensor | None:
         if tensor is None:
@@ -88,11 +87,11 @@ def lift_context(rules: Rules, ctx: Any, lowered: tuple[Any, ...], lifted: tuple
         for x, y in zip(lowered, lifted):
             if tensor is x:
                 return y  # type: ignore[no-any-return]
-        raise residual()
+        raise HiddenResidual
 
     attributes = attributes_of(ctx)
     if attributes and any(isinstance(x, torch.Tensor) for x in flatten(attributes)[0]):
-        raise residual()
+        raise HiddenResidual
     if ctx.to_save:
         ctx.save_for_backward(*map(lift, ctx.to_save))
     if ctx.saved_for_forward:
@@ -109,11 +108,14 @@ def set_up(rules: Rules, ctx: Any, operands: tuple[Any, ...], outputs: Any) -> N
     substrate.set_grad_enabled(True)
     substrate.set_forward_grad_enabled(True)
     try:
-        rules.setup_context(ctx, operands, outputs)
+        setup, is_last = rules.setup_context, partial(last_to_differentiate, operands, GRAD)
+        run_setup(rules, setup, ctx, operands, outputs, is_last)
     finally:
         substrate.set_grad_enabled(before[0])
         substrate.set_forward_grad_enabled(before[1])
     fixed = ctx.non_differentiable
+    if not fixed and rules.watches:
+        rules.root.may_hide = False
     watched = fixed and rules.watches and not ctx.dirty_tensors
     if watched and any(hides(x, fixed) for x in ctx.to_save or ()):
         if not last_to_differentiate(operands, GRAD):
@@ -121,8 +123,42 @@ def set_up(rules: Rules, ctx: Any, operands: tuple[Any, ...], outputs: Any) -> N
         rules.note_residuals()  # nothing here asks for its derivative; a later call may
 
 
+def run_setup(
+    rules: Rules,
+    setup: Callable[..., None],
+    ctx: Any,
+    operands: tuple[Any, ...],
+    outputs: Any,
+    is_last: Callable[[], bool],
+) -> None:
+    """The user's ``setup``; raises HiddenResidual if the levels do not see what it saves.
+
+    A body that has changed its input cannot run again; it need not at the last level to
+    differentiate.
+    """
+    try:
+        if not rules.watches or rules.root.setup_is_known:
+            return setup(ctx, operands, outputs)
+        with Noted() as noted:
+            setup(ctx, operands, outputs)
+    except RuntimeError as error:
+        if rules.watches and is_unmappable(error):
+            raise HiddenResidual from error
+        raise
+    hides = noted.inferred or (noted.left_torch and holds_values(attributes_of(ctx)))
+    if hides and ctx.dirty_tensors and is_last():
+        return rules.note_residuals()  # a level above, of the same call, has still to note it
+    rules.root.setup_is_known = True
+    if hides:
+        raise HiddenResidual
+    return None
+
+
 class HiddenResidual(Exception):
-    """An output is marked non-differentiable and saved: to the levels below it is a residual."""
+    """The levels do not see what is saved, as if it were a residual.
+
+    It is an output that is marked non-differentiable, or left torch, or needs plain tensors.
+    """
 
 
 def hides(saved: torch.Tensor | None, fixed: tuple[torch.Tensor, ...]) -> bool:

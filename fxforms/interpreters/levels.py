@@ -20,7 +20,7 @@ from fxforms.errors import SAVED_HOOKS, UnsupportedError
 
 GRAD = int(substrate.TransformType.Grad)
 JVP = int(substrate.TransformType.Jvp)
-VMAP = int(substrate.TransformType.Vmap)
+VMAP = substrate.VMAP
 
 
 class grad_level:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from fxforms import _substrate as substrate
+from fxforms.errors import TURNED_OFF
 
 
 def backward(
@@ -16,17 +17,36 @@ def backward(
     retain_graph: bool,
     create_graph: bool,
 ) -> list[torch.Tensor]:
-    """The vjp of ``outputs`` at ``cotangents``: one gradient for each input, zeros if unused."""
+    """The vjp of ``outputs`` at ``cotangents``: one gradient for each input, zeros if unused.
+
+    Raises:
+        UnsupportedError: the function turned off ``requires_grad`` of an input.
+    """
+    for x in inputs:
+        if not x.requires_grad:
+            raise RuntimeError(TURNED_OFF)  # translated by the caller, which knows the function
     pairs = [(out, ct) for out, ct in zip(outputs, cotangents) if out.requires_grad]
     if not pairs:
         return [zeros_like(x) for x in inputs]
     gradients = substrate.run_backward(
         [out for out, _ in pairs], [ct for _, ct in pairs], inputs, retain_graph, create_graph
     )
-    return [
-        zeros_like(x) if g is None else substrate.unwrap_if_dead(g)
-        for g, x in zip(gradients, inputs)
-    ]
+    unwrap = substrate.unwrap_if_dead
+    found = [zeros_like(x) if g is None else unwrap(g) for g, x in zip(gradients, inputs)]
+    for gradient in found:
+        if gradient.requires_grad:
+            return settled(found, pairs)
+    return found
+
+
+def settled(
+    gradients: list[torch.Tensor], pairs: list[tuple[torch.Tensor, torch.Tensor]]
+) -> list[torch.Tensor]:
+    """``gradients``, off a graph that has ended: a saved-tensor hook may have left them on it."""
+    unwrap = substrate.unwrap_if_dead
+    if any(unwrap(x).requires_grad for pair in pairs for x in pair):
+        return gradients
+    return [g.detach() for g in gradients]
 
 
 def zeros_like(tensor: torch.Tensor) -> torch.Tensor:

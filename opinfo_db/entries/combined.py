@@ -19,7 +19,6 @@ from opinfo_db.entries.making import (
     TWICE,
     at_front,
     entry,
-    failures,
     one_tensor,
     samples,
 )
@@ -225,11 +224,6 @@ ENTRIES: tuple[OpInfo, ...] = (
         POSITIVE,
         torch.exp,
         through=lambda x: CombinedInPlace.apply(x.clone()),
-        expected_failures=failures(
-            "fxforms: reverse over forward mode finds a changed and saved input modified",
-            "vjpjvp",
-            "jit_vjpjvp",
-        ),
     ),
     entry(
         CombinedSort,

@@ -124,9 +124,6 @@ PAIR = samples(
 )
 
 
-RESIDUAL = "plain autograd does not see a residual: without a transform it is torch's own node"
-
-
 class SavesInputs(fxforms.Function):
     """A Function that saves all of its inputs, which are tensors, for both directions."""
 
@@ -172,11 +169,6 @@ def at_front(info: fxforms.VmapInfo, in_dims: tuple[Any, ...], *tensors: Tensor)
         t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
         for t, d in zip(tensors, in_dims, strict=True)
     ]
-
-
-def failures(reason: str, *checks: str, samples: tuple[str, ...] = ()) -> tuple[Waiver, ...]:
-    """Expected failures of ``checks`` for one reason; only on ``samples`` if there are any."""
-    return tuple(Waiver(check, reason, samples=frozenset(samples)) for check in checks)
 
 
 def scalar_tangent(*checks: str) -> tuple[Waiver, ...]:

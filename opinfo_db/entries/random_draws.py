@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fxforms
 from opinfo_db.core import OpInfo
-from opinfo_db.entries.making import entry, failures, samples
+from opinfo_db.entries.making import entry, samples
 
 
 class Dropout(fxforms.Function):
@@ -99,25 +99,6 @@ class GaussianSample(fxforms.Function):
         return mean_t + deviation_t * noise, None
 
 
-# Reverse mode inside another level: the first two such calls in a process run forward again.
-_NESTED = (
-    "vjpvjp",
-    "jvpvjp",
-    "vjpjvp",
-    "vmapvjp",
-    "vmapvjpvjp",
-    "vmapjvpvjp",
-    "mixed_vjpvjp",
-    "mixed_jvpvjp",
-    "mixed_vmapvjp",
-    "jit_vjpvjp",
-    "jit_jvpvjp",
-    "jit_vjpjvp",
-    "jit_vmapvjp",
-    "jit_vmapvjpvjp",
-    "jit_vmapjvpvjp",
-)
-
 ENTRIES: tuple[OpInfo, ...] = (
     entry(
         Dropout,
@@ -133,10 +114,5 @@ ENTRIES: tuple[OpInfo, ...] = (
         GaussianSample,
         samples(lambda m: (m(), m()), lambda m: (m.transposed(2, 3), m(2, 3))),
         random=True,
-        skips=failures(
-            "fxforms: under nested levels the first calls of a class run forward twice, so that "
-            "they draw other numbers",
-            *_NESTED,
-        ),
     ),
 )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fxforms
 from opinfo_db.core import OpInfo
-from opinfo_db.entries.making import POSITIVE, RESIDUAL, entry, failures, samples
+from opinfo_db.entries.making import POSITIVE, entry, samples
 
 
 class CombinedResidual(fxforms.Function):
@@ -102,16 +102,9 @@ class CombinedTree(fxforms.Function):
         return {"x": in_x, "y": common * ctx.scale}, common * y
 
 
-def _known(*names: str) -> Any:
-    """The expected failure on the samples that are not empty."""
-    return failures(RESIDUAL, "gradgradcheck", samples=names)
-
-
-_FILLED = ("sample0", "sample1", "sample3", "transposed")
-
 ENTRIES: tuple[OpInfo, ...] = (
     *(
-        entry(op, POSITIVE, reference, expected_failures=_known(*_FILLED))
+        entry(op, POSITIVE, reference)
         for op, reference in (
             (CombinedResidual, torch.nn.functional.softplus),
             (CombinedGenerated, torch.nn.functional.softplus),
@@ -123,12 +116,10 @@ ENTRIES: tuple[OpInfo, ...] = (
         CombinedAttributes,
         samples(lambda m: (m(), 2, "a"), lambda m: (m(0), 2, "a"), lambda m: (m(2, 3), 3, "b")),
         lambda x, power, name: x.pow(power).mul(torch.log(x)),
-        expected_failures=_known("sample0", "sample2"),
     ),
     entry(
         CombinedTree,
         samples(lambda m: ({"x": m(), "y": m()}, m()), lambda m: ({"x": m(3), "y": m(3)}, m(3))),
         lambda pair, scale: {"a": scale * pair["y"] * torch.exp(pair["x"]), "b": pair["x"] * 1},
-        expected_failures=_known(),
     ),
 )

@@ -134,7 +134,7 @@ def bare_vmap() -> Any:
 
 
 def fault(case: str) -> Any:
-    """A fault whose message does not yet say where it is."""
+    """A fault around a decorator."""
     x = X.clone()
     return {
         "fwd returns no pair": lambda: fxforms.grad(

@@ -227,14 +227,15 @@ def _in_inference_mode(x: Tensor) -> Tensor:
     return cosine.clone()
 
 
-# x.sin() where the cosine is kept so that fxforms does not find it, or not how it was made.
+# Keeps a cosine where fxforms does not find it, or not how it was made; and how to find it.
+HIDDEN_BY: dict[str, tuple[Any, Any]] = {
+    "an object": (lambda x: _Box(x.cos()), lambda ctx: ctx.kept.tensor),
+    "a closure": (lambda x: (lambda c: lambda: c)(x.cos()), lambda ctx: ctx.kept()),
+    "a set": (lambda x: {x.cos()}, lambda ctx: next(iter(ctx.kept))),
+    "inference mode": (_in_inference_mode, lambda ctx: ctx.kept),
+}
 HIDDEN: dict[str, Op] = {
-    "an object": sine(setter(lambda x: _Box(x.cos())), lambda ctx: ctx.kept.tensor, "Hidden"),
-    "a closure": sine(
-        setter(lambda x: (lambda c: lambda: c)(x.cos())), lambda ctx: ctx.kept(), "Hidden"
-    ),
-    "a set": sine(setter(lambda x: {x.cos()}), lambda ctx: next(iter(ctx.kept)), "Hidden"),
-    "inference mode": sine(setter(_in_inference_mode), lambda ctx: ctx.kept, "Hidden"),
+    name: sine(setter(keep), find, "Hidden") for name, (keep, find) in HIDDEN_BY.items()
 }
 
 

@@ -1,7 +1,7 @@
 """Functions inside packages that know nothing of fxforms; each test needs its package.
 
-``pip install --no-deps entmax snntorch spikingjelly pytorch-revgrad brevitas`` brings all that is
-used here.
+``pip install --no-deps entmax snntorch spikingjelly pytorch-revgrad brevitas torchdiffeq`` brings
+all that is used here.
 """
 
 from __future__ import annotations
@@ -42,14 +42,6 @@ LAYERS: dict[str, tuple[str, Layer]] = {
         lambda m, x: m.binary_sign_ste(x) * x,
     ),
 }
-TAKEN = "the package keeps a bound apply, which adopt_all cannot see"
-MASKED = "its backward indexes by a mask, and runs under the vmap level, where nothing loops"
-RETURNED = f"its forward saves the input that it returns, which torch refuses; and {TAKEN}"
-UNABLE: dict[tuple[str, str], str] = {("entmax sparsemax", "vmap_grad"): MASKED} | {
-    (name, program): RETURNED if name == "revgrad" else TAKEN
-    for name in ("revgrad", "brevitas round_ste", "brevitas binary_sign_ste")
-    for program in ("vmap_grad", "grad_vmap", "hessian")
-}
 
 
 def loss(layer: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -68,21 +60,9 @@ def plain_hessian(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return torch.stack([torch.autograd.grad(s, leaf, retain_graph=True)[0] for s in slope])
 
 
-PARAMETERS = [
-    pytest.param(
-        name,
-        program,
-        marks=[pytest.mark.xfail(strict=True, reason=UNABLE[name, program])]
-        if (name, program) in UNABLE
-        else [],
-    )
-    for name in LAYERS
-    for program in ("vmap_grad", "grad_vmap", "hessian")
-]
-
-
 @pytest.mark.filterwarnings("default")  # of the packages, and UnmappableWarning
-@pytest.mark.parametrize(("name", "program"), PARAMETERS)
+@pytest.mark.parametrize("program", ["vmap_grad", "grad_vmap", "hessian"])
+@pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_matches_a_loop(name: str, program: str) -> None:
     module_name, layer = LAYERS[name]
     try:
@@ -100,3 +80,23 @@ def test_a_layer_matches_a_loop(name: str, program: str) -> None:
             actual = torch.stack([fxforms.hessian(f)(x) for x in X])
     one = plain_hessian if program == "hessian" else plain_grad
     assert_close(actual, torch.stack([one(f, x) for x in X]), equal_nan=True)
+
+
+class Decay(torch.nn.Module):
+    def forward(self, time: Tensor, y: Tensor) -> Tensor:
+        return -0.7 * y.sin()
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_adjoint_of_an_ode() -> None:
+    """Its backward calls ``torch.autograd.grad`` and fills tensors: a loop over the samples."""
+    torchdiffeq = pytest.importorskip("torchdiffeq")
+    times = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    solve = lambda x: torchdiffeq.odeint_adjoint(Decay(), x, times, method="rk4")  # noqa: E731
+    f = loss(lambda x: solve(x)[-1])
+    X = rows(vec(4))
+    expected = torch.stack([plain_grad(f, x) for x in X])
+    with fxforms.adopt_all():
+        assert_close(fxforms.grad(f)(X[0]), expected[0])
+        assert_close(fxforms.vmap(fxforms.grad(f))(X), expected)
+        assert_close(fxforms.grad(lambda X: fxforms.vmap(f)(X).sum())(X), expected)

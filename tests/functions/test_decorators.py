@@ -12,7 +12,7 @@ import torch
 from oracle import vec
 from torch import Tensor
 from torch.testing import assert_close
-from unary import FIRST_ORDER, PROGRAMS, Op, all_of, check, known
+from unary import PROGRAMS, Op, all_of, check
 
 import fxforms
 from fxforms import custom_jvp, custom_vjp, linear_function
@@ -164,18 +164,8 @@ def test_a_plain_tensor_in_a_closure_is_a_constant(case: str) -> None:
         check(program, CLOSURES[case](a), lambda x: x * a)
 
 
-@pytest.mark.parametrize(
-    ("case", "program"),
-    [
-        ("a function", "vmap"),
-        *known(
-            "a traced tensor in an argument that is a function is taken for a constant, or torch "
-            "fails an internal assert",
-            {"a function": "grad jvp vmap_grad grad_vmap grad_grad jvp_jvp"},
-        ),
-    ],
-)
-def test_a_traced_tensor_in_an_argument_that_is_a_function(case: str, program: str) -> None:
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_traced_tensor_in_an_argument_that_is_a_function(program: str) -> None:
     """Right, or an error of fxforms that says to pass it as an argument."""
 
     def op(x: Tensor) -> Tensor:
@@ -200,17 +190,8 @@ def _cumsum_transposed(ct: Tensor) -> Tensor:
 
 
 @pytest.mark.filterwarnings("ignore::fxforms.UnmappableWarning")
-@pytest.mark.parametrize(
-    ("case", "program"),
-    [
-        *all_of(["numpy"], FIRST_ORDER),
-        *known(
-            "transpose is differentiated, where linear_function(transpose, fun) would be called",
-            {"numpy": "grad_grad jvp_grad grad_jvp jvp_jvp"},
-        ),
-    ],
-)
-def test_a_linear_function_outside_torch_has_every_derivative(case: str, program: str) -> None:
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_linear_function_outside_torch_has_every_derivative(program: str) -> None:
     """Both maps are linear, and each is the transpose of the other."""
     check(program, linear_function(_cumsum, _cumsum_transposed), lambda x: x.cumsum(0))
 

@@ -279,3 +279,18 @@ def test_a_container_after_a_plain_output() -> None:
     assert_close(fxforms.grad(lambda x: op.apply(x, False).sum())(x), torch.full_like(x, 2))
     gradient = fxforms.grad(lambda x: op.apply(x, True)["y"].sum())
     assert_close(gradient(x), torch.full_like(x, 2))
+
+
+def test_an_attribute_of_ctx_that_is_deleted() -> None:
+    def backward(ctx: Any, g: Tensor) -> dict[str, Tensor]:
+        cosine = ctx.cosine
+        del ctx.cosine
+        return {"x": g * cosine}
+
+    op = function(
+        "Sine",
+        forward=lambda ctx, d: setattr(ctx, "cosine", d["x"].cos()) or d["x"].sin(),
+        backward=backward,
+    )
+    check("vmap_grad", lambda x: op.apply({"x": x}), torch.sin)
+    check("grad_grad", lambda x: op.apply({"x": x}), torch.sin)

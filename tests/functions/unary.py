@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import oracle
-import pytest
 import torch
 from oracle import assert_trees_close, vec
 from torch import Tensor
@@ -66,16 +65,6 @@ def check(program: str, op: Op, plain: Op) -> None:
     """``program`` gives with ``op`` what plain autograd and loops give with ``plain``."""
     x = vec(3)
     assert_trees_close(PROGRAMS[program](fxforms, op, x), PROGRAMS[program](oracle, plain, x))
-
-
-def known(reason: str, cases: dict[str, str]) -> list[Any]:
-    """Parameters ``(case, program)`` that fail for ``reason``; programs are split by spaces."""
-    mark = pytest.mark.xfail(strict=True, reason=reason)
-    return [
-        pytest.param(case, program, marks=mark)
-        for case, programs in cases.items()
-        for program in programs.split()
-    ]
 
 
 def all_of(cases: Any, programs: Any = tuple(PROGRAMS)) -> list[Any]:

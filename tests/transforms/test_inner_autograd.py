@@ -35,7 +35,32 @@ def node_prehook(x: Tensor) -> Tensor:
     return y.sum()
 
 
-@pytest.mark.parametrize("f", [tensor_hook, node_hook, node_prehook])
+def leaf_hook(x: Tensor) -> Tensor:
+    x.register_hook(lambda g: 5 * g)
+    return x.sin().sum()
+
+
+class Sine(fxforms.Function):
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g * ctx.saved_tensors[0].cos()
+
+
+def hook_of_a_function(x: Tensor) -> Tensor:
+    y = Sine.apply(x)
+    y.grad_fn.register_hook(lambda inputs, outputs: tuple([5 * g for g in inputs]))
+    return y.sum()
+
+
+@pytest.mark.parametrize("f", [tensor_hook, leaf_hook, node_hook, node_prehook, hook_of_a_function])
 def test_a_hook_changes_the_gradient_at_its_own_level(f: Callable[[Tensor], Tensor]) -> None:
     assert torch.allclose(fxforms.grad(f)(X), 5 * X.cos())
     assert torch.allclose(fxforms.vmap(fxforms.grad(lambda x: f(x[None])))(X), 5 * X.cos())
@@ -47,6 +72,18 @@ def copied(x: Tensor) -> Tensor:
     """Saves a copy: what the pack hook returns is computed from the saved tensor."""
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 1, lambda t: t):
         return (x.sin() * x).sum()
+
+
+def test_saved_tensor_hooks_leave_no_graph_on_the_result() -> None:
+    f = lambda x: (x.sin() * x).sum()  # noqa: E731
+    with torch.autograd.graph.save_on_cpu():
+        results = fxforms.grad(f)(X), fxforms.vjp(f, X)[1](torch.ones(()).double())[0]
+    for result in (*results, fxforms.grad(copied)(X)):
+        assert torch.allclose(result, X.cos() * X + X.sin())
+        assert not result.requires_grad
+    w = X.clone().requires_grad_()
+    slope = fxforms.grad(lambda x: (x.sin() * w).sum())(X)
+    assert torch.allclose(torch.autograd.grad(slope.sum(), w)[0], X.cos())
 
 
 def test_saved_tensor_hooks_at_the_first_derivative() -> None:
@@ -79,6 +116,26 @@ def test_saved_tensor_hooks_below_a_second_derivative_are_refused(run: Callable[
         run()
     assert torch.allclose(nested(lambda x: x.sin().sum()), -X.sin())
     assert torch.allclose(fxforms.grad(copied)(X), X.cos() * X + X.sin())
+
+
+def test_saved_tensor_hooks_around_a_function() -> None:
+    def f(x: Tensor) -> Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(torch.neg, lambda t: t):
+            return Sine.apply(x).prod()
+
+    assert torch.allclose(
+        fxforms.grad(lambda x: f(x[:1]))(X), (-X).cos() * torch.tensor([1.0, 0.0])
+    )
+    assert torch.allclose(fxforms.vmap(fxforms.grad(lambda x: f(x[None])))(X), (-X).cos())
+
+
+@pytest.mark.xfail(strict=True, raises=UnsupportedError, reason="torch takes the data of a batch")
+def test_an_unpack_hook_that_computes_under_vmap() -> None:
+    def f(x: Tensor) -> Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, torch.neg):
+            return Sine.apply(x)
+
+    assert torch.allclose(fxforms.vmap(fxforms.grad(f))(X), (-X).cos())
 
 
 def inner_grad(x: Tensor) -> Tensor:

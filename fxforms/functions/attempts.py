@@ -1,0 +1,80 @@
+"""Bodies and rules run on a whole batch, and one call a sample where one of them cannot."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from fxforms import _substrate as substrate
+from fxforms.errors import RuleError
+from fxforms.functions.context import as_tuple
+from fxforms.functions.faults import overwritten, refuse_opaque, values_of_samples
+from fxforms.functions.loop import Unmappable, loop, loop_rule, warn_once
+from fxforms.functions.opaque import ValueNeeded, below_all, stage_rule
+from fxforms.functions.unseen import is_unmappable
+from fxforms.interpreters import VmapInfo
+
+
+class Attempts(ABC):
+    """The part of a rule record that runs what may not map; ``loops`` once that is known."""
+
+    __name__: str
+    loops: bool
+    root: Any
+    vmap: Callable[..., Any] | None
+
+    @abstractmethod
+    def bind(self, *operands: Any) -> Any:
+        """The operator, at the level now on top."""
+
+    @property
+    def maps_body(self) -> bool:
+        """True if a batch is mapped by running the body on it."""
+        return self.vmap is None and not self.loops
+
+    def loop_over(
+        self, info: VmapInfo, in_dims: tuple[int | None, ...], operands: tuple[Any, ...]
+    ) -> tuple[Any, Any]:
+        """One call a sample."""
+        return loop(self.bind, self.__name__, info, in_dims, operands)
+
+    def attempt(self, operands: tuple[Any, ...], run: Callable[[], Any]) -> Any:
+        """``run()``, which runs bodies on batched tensors; raises Unmappable if one cannot.
+
+        Once that is known of a class, all its batches are looped over.
+        """
+        versions = substrate.versions(operands)
+        try:
+            return run()
+        except RuntimeError as error:
+            self.loop_because(error)
+            if versions != substrate.versions(operands):
+                raise overwritten(self.__name__) from error
+            raise Unmappable from error
+
+    def loop_because(self, error: RuntimeError) -> None:
+        """Loop over batches from now on if ``error`` says that a body cannot be mapped."""
+        if isinstance(error, RuleError) or not is_unmappable(error):
+            raise error
+        if not self.root.loops:
+            warn_once(self.__name__, error)
+        self.loops = self.root.loops = True
+
+    def run_rule(
+        self, rule: Callable[..., Any], ctx: Any, args: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        """A user's rule; one call a sample where it cannot run on a batch."""
+        if getattr(ctx, "_fx_samples", None) is None:
+            try:
+                return as_tuple(rule(ctx, *args))
+            except RuntimeError as error:
+                if isinstance(error, ValueNeeded) and below_all(ctx, args):
+                    return stage_rule(error.stage, rule, ctx, args)
+                if not substrate.on_vmap_level():
+                    refuse_opaque(self.__name__, error)
+                    raise
+                self.loop_because(error)
+        elif not substrate.on_vmap_level():
+            raise values_of_samples(self.__name__)
+        return loop_rule(self.__name__, lambda c, a: self.run_rule(rule, c, a), ctx, args)
