@@ -130,9 +130,8 @@ def described(error: Exception) -> str:
 def assert_same(actual: Any, expected: Any, who: str, tolerance: float | None = None) -> None:
     """Compare two trees of tensors or other arrays; the message says whose outputs differ."""
     actual, expected = as_tensors(actual), as_tensors(expected)
-    largest = max(
-        (float(leaf.detach().abs().max()) for leaf in optree.tree_leaves(expected)), default=0
-    )
+    leaves = [leaf.detach() for leaf in optree.tree_leaves(expected)]
+    largest = max((float(leaf.abs().max()) for leaf in leaves), default=0)
     tolerances = {} if tolerance is None else {"rtol": 0, "atol": tolerance * largest}
     torch.testing.assert_close(
         actual, expected, **tolerances, msg=lambda text: f"{who} differ: {text}"

@@ -22,7 +22,7 @@ BOUNDS = {
     "vmap(grad)": 0.35,
     "jvp": 0.35,
 }
-NO_TRANSFORM_BOUND = 1.1
+NO_TRANSFORM_BOUNDS = {TORCH_FUNC: 1.1}
 BASES: dict[str, Any] = {FXFORMS: fxforms.Function, TORCH_FUNC: torch.autograd.Function}
 
 
@@ -119,7 +119,7 @@ def no_transform(family: str, make: Callable[[Any], Any]) -> list[Workload]:
             for label, f in functions(make).items()
         },
     }
-    return [Workload(family, name, sides, NO_TRANSFORM_BOUND) for name, sides in runs.items()]
+    return [Workload(family, name, sides, NO_TRANSFORM_BOUNDS) for name, sides in runs.items()]
 
 
 def workloads() -> list[Workload]:

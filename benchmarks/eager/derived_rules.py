@@ -97,8 +97,9 @@ def workload(case: Case, name: str, large: bool) -> Workload:
         BY_HAND: build(fxforms, summed(ByHand), x),
     }
     if large:
-        return Workload(f"1,000,000 elements, {case.label}", name, sides, case.large_bound)
-    return Workload(case.label, name, sides, case.bound, expected(name, x))
+        bounds = {BY_HAND: case.large_bound}
+        return Workload(f"1,000,000 elements, {case.label}", name, sides, bounds)
+    return Workload(case.label, name, sides, {BY_HAND: case.bound}, expected(name, x))
 
 
 def workloads() -> list[Workload]:

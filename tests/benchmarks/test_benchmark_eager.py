@@ -9,7 +9,7 @@ import torch
 
 from benchmarks import eager
 from benchmarks.eager.transforms import nth_derivative
-from benchmarks.workload import Workload, check
+from benchmarks.workload import BEST, Workload, check
 
 WORKLOADS = eager.workloads()
 
@@ -24,6 +24,12 @@ def test_all_sides_agree(workload: Workload) -> None:
 def test_titles_are_unique() -> None:
     titles = [workload.title for workload in WORKLOADS]
     assert len(set(titles)) == len(titles)
+
+
+def test_a_bound_is_held_against_a_peer_that_is_there() -> None:
+    for workload in WORKLOADS:
+        _, *peers = workload.sides
+        assert set(workload.bounds) <= {*peers, BEST}, workload.title
 
 
 @pytest.mark.parametrize("order", range(6))
