@@ -29,6 +29,7 @@ from torch._C import (  # noqa: E402
     _functorch,
     _is_fwd_grad_enabled,
     _len_torch_dispatch_stack,
+    _len_torch_function_stack,
     _set_fwd_grad_enabled,
     _set_grad_enabled,
 )
@@ -70,6 +71,8 @@ add_batch_dim = _functorch._add_batch_dim
 unwrap_batched = _functorch._unwrap_batched
 remove_batch_dim = _functorch._remove_batch_dim  # see take_batch_dim
 is_batched = _functorch.is_batchedtensor
+is_wrapped = _functorch.is_functorch_wrapped_tensor
+unwrapped = _functorch.get_unwrapped
 level_of = _functorch.maybe_get_level
 
 # Modes.
@@ -83,6 +86,7 @@ saved_hooks_message = _hooks._saved_tensors_hooks_get_disabled_error_message
 disable_saved_hooks = _hooks._saved_tensors_hooks_disable
 enable_saved_hooks = _hooks._saved_tensors_hooks_enable
 dispatch_modes = _len_torch_dispatch_stack  # how many record or fake operations
+function_modes = _len_torch_function_stack  # how many see calls, as torch.device(...) does
 keeps_graph = _hooks._get_current_graph_task_keep_graph
 single_level_allowed = _functorch.get_single_level_autograd_function_allowed
 set_single_level_allowed = _functorch.set_single_level_autograd_function_allowed
@@ -142,10 +146,6 @@ def saved_hooks_active() -> bool:
 def dual_level_open() -> bool:
     """True inside a jvp level or a ``torch.autograd.forward_ad.dual_level``."""
     return forward_ad._current_level >= 0
-
-
-is_wrapped = _functorch.is_functorch_wrapped_tensor
-unwrapped = _functorch.get_unwrapped
 
 
 def is_only_jvp_level() -> bool:

@@ -40,13 +40,13 @@ def compile_graph(graph: GraphModule) -> Executable:
     Inductor's state is global, so one thread compiles at a time.
     """
     fakes = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
-    with _lock, torch.no_grad(), tracing(TracingContext(detect_fake_mode(fakes))):
-        lowered = lower(graph)
-        wrapper = wants_cpp_wrapper(lowered)
-        with config.patch(options(lowered, wrapper)):
-            compiled: Any = compile_fx_inner(
-                use_onednn(lowered), fakes, is_inference=True, cpp_wrapper=wrapper
-            )
+    lowered = lower(graph)  # before the lock: who traces may wait for a compilation
+    wrapper = wants_cpp_wrapper(lowered)
+    context = tracing(TracingContext(detect_fake_mode(fakes)))
+    with _lock, torch.no_grad(), context, config.patch(options(lowered, wrapper)):
+        compiled: Any = compile_fx_inner(
+            use_onednn(lowered), fakes, is_inference=True, cpp_wrapper=wrapper
+        )
     # The rest of ``compiled`` keeps books around the generated code, at the cost of a small call.
     executable: Executable = compiled.current_callable or compiled
     return executable

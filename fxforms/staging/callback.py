@@ -34,7 +34,7 @@ class Callback(Primitive):
         """Call the function, or put the call into the graph being traced."""
         if tracked(operands):
             raise self._no_derivative("autograd (requires_grad)")
-        if any(map(fake.is_fake, operands)):
+        if fake.must_stage(operands):
             staged: Tensors = stage_call(self.function, operands, self.likes)
             return staged
         with torch.no_grad():
@@ -133,7 +133,7 @@ def pure_callback(
         callback: a function of pytrees of tensors, which returns a pytree of tensors.
         result_shape: a pytree like its result: anything with ``shape`` and ``dtype``, such as the
             tensors of :func:`eval_shape` or ``torch.empty(3, device="meta")``.
-        *args, **kwargs: what to call it with.
+        args, kwargs: what to call it with.
         vmap_method: under :func:`vmap`: ``"sequential"`` calls it once for each sample;
             ``"expand_dims"`` once, each argument with a leading dim that is the batch or 1;
             ``"broadcast_all"`` once, every argument with the batch in front. None: an error.

@@ -22,6 +22,11 @@ _CONTAINERS = (tuple, list, dict, set, frozenset)
 _missing = object()
 
 
+def is_builtin(value: object) -> bool:
+    """True for a function written in C, such as those of torch."""
+    return isinstance(value, types.BuiltinFunctionType)
+
+
 def same(value: object, known: object) -> bool:
     """True if two plain values are equal, of one type and one sign; NaN equals itself."""
     if value is known:
@@ -130,7 +135,11 @@ class Captures:
             self.walk(value)
 
     def _note_container(self, text: str, value: Any) -> None:
-        leaves = flatten(value)[0]
+        try:
+            leaves = flatten(value)[0]
+        except RecursionError:  # it holds itself
+            self._check(f"{text} is {self._name(value)}")
+            return
         if isinstance(value, (list, dict)):
             self.holders.append((self._label, value))
         self._check(f"snapshot({text}) == {self._name(snapshot(value))}")
@@ -281,7 +290,7 @@ class Captures:
                 return
             covered = isinstance(value, torch.nn.Module)
             found = getattr(value, attribute, _missing)
-            if found is _missing or isinstance(found, types.BuiltinFunctionType):
+            if found is _missing or (isinstance(value, types.ModuleType) and is_builtin(found)):
                 return
             text, self._label = f"{text}.{attribute}", f"{self._label}.{attribute}"
             if not (covered and isinstance(found, (torch.Tensor, torch.nn.Module))):

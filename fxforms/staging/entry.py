@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,11 +10,12 @@ import torch
 
 from fxforms import _substrate as substrate
 from fxforms._tree import PyTreeSpec, flatten
+from fxforms.errors import TraceError, describe
 from fxforms.functions.inline import tracked
-from fxforms.staging import guards
+from fxforms.staging import fake, guards
 from fxforms.staging.captures import Captures
 from fxforms.staging.donate import donating
-from fxforms.staging.program import Program
+from fxforms.staging.program import Program, layout
 from fxforms.staging.signature import Call
 
 
@@ -27,6 +29,9 @@ class Outputs:
     def flatten(self, output: Any) -> tuple[torch.Tensor, ...]:
         """The tensors of ``output``; the first call fixes the structure."""
         leaves, spec = flatten(output)
+        leaves = [int(x) if isinstance(x, torch.SymInt) else x for x in leaves]
+        for leaf in leaves:
+            refuse_hidden(leaf)
         if self.spec is None:
             self.spec = spec
             self.recorded = any(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves)
@@ -49,6 +54,19 @@ class Outputs:
         return self.spec.unflatten(leaves)
 
 
+def refuse_hidden(leaf: Any) -> None:
+    """Raise TraceError if ``leaf`` is no tensor and holds traced ones."""
+    held = leaf if isinstance(leaf, (set, frozenset, deque)) else getattr(leaf, "__dict__", None)
+    if isinstance(leaf, torch.Tensor) or not held:
+        return
+    if any(map(fake.is_fake, held.values() if isinstance(held, dict) else held)):
+        raise TraceError(
+            f"jit: the function returns {describe(leaf)} with tensors in it, which is no container "
+            f"that jit knows. Return a dict, list, tuple or named tuple, or register the class "
+            f"(torch.utils._pytree.register_dataclass)."
+        )
+
+
 class Entry:
     """A traced signature.
 
@@ -68,16 +86,19 @@ class Entry:
         self.accepts: Callable[..., bool] = never
         self.answer: Callable[[Sequence[torch.Tensor]], Any] = self.run
         traced = program.traced
+        self.layouts = [layout(x) for x in traced.captured]
         self.plain = not traced.written and all(i is None for i in traced.returned)
-        self.direct = program
+        self.direct, self.donated = program, donated
         if donated and self.plain:
             self.direct = program.part("donating", donating(traced, donated))
 
     def serves(self, tensors: Sequence[torch.Tensor]) -> bool:
         """True while no captured variable has changed, for tensors of sizes that fit."""
-        fits = self.program.traced.serves
+        traced = self.program.traced
+        if self.layouts != [layout(x) for x in traced.captured]:
+            return False  # module.half() changes its parameters in place
         try:
-            return self.captures.unchanged() and (fits is None or fits(tensors))
+            return self.captures.unchanged() and (traced.serves is None or traced.serves(tensors))
         except Exception:  # a variable is gone
             return False
 
@@ -88,12 +109,18 @@ class Entry:
         sizes = [[None] * x.dim() for x in call.tensors] + [list(x.shape) for x in captured]
         check = guards.tensor_guard(everything, sizes if dynamic else None)
         self.accepts = acceptance(check, guards.state_guard(), self, captured)
-        if self.program.traced.written:  # whether operands share memory is no part of the signature
-            like = self.accepts
+        like = self.accepts  # whether operands share memory is no part of the signature
+        if self.program.traced.written:
             self.accepts = lambda *x: like(*x) and self.may_write(x)
+        elif self.direct is not self.program:
+            self.accepts = never
+        if substrate.function_modes():  # under the default device of a block, say
+            self.accepts = never
         self.answer = self.run
         if self.plain and not tracked(tuple(everything)):
-            self.answer = untracked(self.direct, self.outputs, captured)
+            own = self.direct is self.program or all(map(is_alone(everything), self.donated))
+            direct = self.direct if own else self.program
+            self.answer = untracked(direct, self.outputs, captured)
 
     def may_write(self, tensors: Sequence[torch.Tensor]) -> bool:
         """False if a write would reach two operands, or must be recorded by autograd."""
@@ -101,8 +128,7 @@ class Entry:
         everything = [*tensors, *traced.captured]
         if tracked(tuple(everything)) and any(i < len(tensors) for i in traced.written):
             return False
-        memory = [x.untyped_storage()._cdata for x in everything]
-        return all(memory.count(memory[i]) == 1 for i in traced.written)
+        return all(map(is_alone(everything), traced.written))
 
     def run(self, tensors: Sequence[torch.Tensor]) -> Any:
         """The output for ``tensors``, with no level active."""
@@ -120,6 +146,12 @@ class Entry:
         return self.outputs.restore(same)
 
 
+def is_alone(tensors: Sequence[torch.Tensor]) -> Callable[[int], bool]:
+    """Whether no other of ``tensors`` shares the memory of the one at an index."""
+    memory = [x.untyped_storage()._cdata for x in tensors]
+    return lambda index: memory.count(memory[index]) == 1
+
+
 def never(*given: Any) -> bool:
     """Before an entry is armed."""
     return False
@@ -132,13 +164,17 @@ def acceptance(
     captured: tuple[torch.Tensor, ...],
 ) -> Callable[..., bool]:
     """The quick check of ``entry``, without the parts that it does not need."""
-    unchanged, dual = entry.captures.unchanged, substrate.dual_level_open
+    unchanged: Callable[..., bool] = entry.captures.unchanged
+    dual, modes = substrate.dual_level_open, substrate.function_modes
     if entry.program.traced.serves is not None:
-        serves = entry.serves
-        return lambda *x: check(*x, *captured) and state() and not dual() and serves(x)
+        return lambda *x: (
+            check(*x, *captured) and state() and not (dual() or modes()) and entry.serves(x)
+        )
     if captured:
-        return lambda *x: check(*x, *captured) and state() and not dual() and unchanged()
-    return lambda *x: check(*x) and state() and not dual() and unchanged()
+        return lambda *x: (
+            check(*x, *captured) and state() and not (dual() or modes()) and unchanged()
+        )
+    return lambda *x: check(*x) and state() and not (dual() or modes()) and unchanged()
 
 
 def untracked(

@@ -11,7 +11,10 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from fxforms import _substrate as substrate
+from fxforms._tree import map_tensors
 from fxforms.errors import describe, name_of
+from fxforms.staging import fake
 from fxforms.staging.history import Trace
 from fxforms.staging.jit import jit
 from fxforms.staging.jitted import CacheInfo, Jitted
@@ -66,7 +69,7 @@ def explain(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
 
     Args:
         func: a jitted function, whose own history is told, or any function.
-        *args, **kwargs: what to call it with; it is called twice.
+        args, kwargs: what to call it with; it is called twice.
 
     Returns:
         An :class:`Explanation`, which prints as a page of text.
@@ -138,7 +141,7 @@ def eval_shape(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
     Args:
         func: takes and returns pytrees.
-        *args, **kwargs: its arguments; only their shapes, dtypes and devices count.
+        args, kwargs: its arguments; only their shapes, dtypes and devices count.
 
     Returns:
         A pytree like the output, with tensors on the device ``"meta"``, which have no values.
@@ -151,9 +154,15 @@ def eval_shape(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         >>> fxforms.eval_shape(torch.outer, torch.ones(3), torch.ones(4)).shape
         torch.Size([3, 4])
     """
+    if substrate.dispatch_modes():  # inside a trace: what func records is left unused
+        return map_tensors(without_values, func(*args, **kwargs))
     jitted = func if isinstance(func, Jitted) else jit(func, backend="eager")
     entry = jitted.entry(args, kwargs)
     likes = entry.program.traced.output_examples()
-    return entry.outputs.restore(
-        [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") for x in likes]
-    )
+    return entry.outputs.restore(list(map(without_values, likes)))
+
+
+def without_values(like: torch.Tensor) -> torch.Tensor:
+    """A tensor like ``like`` on the device ``"meta"``."""
+    with fake.outside_modes():
+        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch._C import DisableTorchFunction
-from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -29,6 +28,8 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
+
+from fxforms import _substrate as substrate
 
 __all__ = ["DispatchMode"]
 
@@ -80,6 +81,16 @@ def sizes_guard(fakes: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tenso
     return lambda tensors: bool(shapes.evaluate_guards_expression(code, tensors))
 
 
+def must_stage(operands: Sequence[torch.Tensor]) -> bool:
+    """True if a call of Python on ``operands`` must go into the graph that is being recorded.
+
+    One of them is traced; or none is batched or differentiated, so that all are of the graph.
+    """
+    if any(map(is_fake, operands)):
+        return True
+    return get_proxy_mode() is not None and not any(map(substrate.is_wrapped, operands))
+
+
 def is_fake(value: object) -> bool:
     """True for a fake tensor."""
     return isinstance(value, FakeTensor)
@@ -101,7 +112,7 @@ def record(
 ) -> GraphModule:
     """The ATen operators that ``function`` runs on ``fakes``, as a graph."""
     mode = detect_fake_mode(fakes) or new_mode()
-    with mode, enable_python_dispatcher(), _dynamo_passes():
+    with mode, _dynamo_passes():
         return make_fx(function, decomposition_table=decompositions)(*fakes)
 
 

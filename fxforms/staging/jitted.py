@@ -12,7 +12,7 @@ import torch
 from torch.fx import GraphModule
 
 from fxforms import _substrate as substrate
-from fxforms.errors import name_of
+from fxforms.errors import TraceError, name_of
 from fxforms.staging import compiler
 from fxforms.staging.captures import Captures
 from fxforms.staging.entry import Entry, Outputs, never
@@ -78,6 +78,7 @@ class Jitted:
         with self._lock:
             self._entries: OrderedDict[Any, list[Entry]] = OrderedDict()
             self._hits = self._misses = 0
+            self.history.last_key = None
             self._forget()
 
     def _forget(self) -> None:
@@ -92,7 +93,13 @@ class Jitted:
 
     def entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         """The traced signature that serves these arguments."""
-        return self._entry(take_apart(args, kwargs, *self._static))
+        try:
+            return self._entry(take_apart(args, kwargs, *self._static))
+        except CapturedTraced:
+            raise TraceError(
+                f"jit of {name_of(self._function)}: the function uses a tensor of a transform "
+                f"outside of it, so there is no graph of it alone. Pass the tensor as an argument."
+            ) from None
 
     def trace(self, *args: Any, **kwargs: Any) -> GraphModule:
         """The traced program at these arguments, a graph of ATen operators on flat tensors.
@@ -144,7 +151,7 @@ class Jitted:
             return self._under_levels(entry, call, args, kwargs)
         if entry.program.traced.written and not entry.may_write(call.tensors):
             return self._function(*args, **kwargs)
-        entry.arm(call, self._dynamic)
+        entry.arm(call, self._is_dynamic(call))
         self._remember(entry, call, len(args), bool(kwargs))
         return entry.answer(call.tensors)
 
@@ -177,7 +184,8 @@ class Jitted:
 
     def _entry(self, call: Call) -> Entry:
         """The graph for this signature, traced now if there is none."""
-        key = key_of(self._function, call, self._dynamic)
+        dynamic = self._is_dynamic(call)
+        key = key_of(self._function, call, dynamic)
         with self._lock:
             known = self._entries.setdefault(key, [])
             self._entries.move_to_end(key)
@@ -186,7 +194,7 @@ class Jitted:
                     self._hits += 1
                     return entry
             try:
-                entry = self._trace(call)
+                entry = self._trace(call, dynamic)
             except BaseException:
                 if not known:
                     del self._entries[key]
@@ -199,7 +207,12 @@ class Jitted:
                 self._entries.popitem(last=False)
             return entry
 
-    def _trace(self, call: Call) -> Entry:
+    def _is_dynamic(self, call: Call) -> bool:
+        """Whether sizes are symbols: not where a derivative is staged as well."""
+        followed = substrate.transforms_active() or any(x.requires_grad for x in call.tensors)
+        return self._dynamic and not followed
+
+    def _trace(self, call: Call, dynamic: bool) -> Entry:
         objects = static_objects(self._function, *put_together(call, call.tensors, *self._static))
         captures = Captures(self._function, objects, call.fixed)
         if substrate.transforms_active() and any(map(substrate.is_wrapped, captures.tensors)):
@@ -214,7 +227,7 @@ class Jitted:
         program = without_leaks(
             captures,
             name,
-            lambda: Program.of(name, flat, call.tensors, self._start, self._dynamic),
+            lambda: Program.of(name, flat, call.tensors, self._start, dynamic),
         )
         if outputs.recorded and not torch.is_grad_enabled():
             raise CapturedTraced

@@ -19,14 +19,18 @@ from fxforms.staging.watch import is_traced
 Holder = tuple[str, Any]  # how a message calls it, and a cell, list or dict
 
 
-def nested(label: str, holder: Any) -> Iterator[Holder]:
-    """``holder`` and the lists and dicts in it."""
-    yield label, holder
-    if isinstance(holder, types.CellType):
-        return
-    for value in list(holder.values() if isinstance(holder, dict) else holder):
-        if isinstance(value, (list, dict)):
-            yield from nested(label, value)
+def nested(label: str, holder: Any, seen: set[int]) -> Iterator[Holder]:
+    """``holder`` and the lists and dicts in it that are not ``seen``."""
+    waiting = [holder]
+    while waiting:
+        here = waiting.pop()
+        if id(here) in seen:
+            continue
+        seen.add(id(here))
+        yield label, here
+        if not isinstance(here, types.CellType):
+            values = list(here.values() if isinstance(here, dict) else here)
+            waiting += [x for x in values if isinstance(x, (list, dict))]
 
 
 def is_leak(value: object) -> bool:
@@ -38,8 +42,9 @@ class Leaks:
     """What holders held before a trace."""
 
     def __init__(self, holders: Iterable[Holder]) -> None:
-        found = {id(x): (label, x) for top, held in holders for label, x in nested(top, held)}
-        self._before = [(label, x, contents(x)) for label, x in found.values()]
+        seen: set[int] = set()
+        found = [pair for top, held in holders for pair in nested(top, held, seen)]
+        self._before = [(label, x, contents(x)) for label, x in found]
 
     def take_back(self) -> list[str]:
         """Put back what was there in place of traced tensors; what they were left in."""

@@ -88,7 +88,10 @@ def without_derivative(ctx: Any, program: Any, tensors: Tensors) -> Tensors:
 def refuse(parts: Any) -> None:
     """Raise what kept ``parts`` from being traced."""
     if isinstance(parts, NoParts):
-        raise parts.error
+        kind = type(parts.error)  # a new one: what is raised keeps the frames it went through
+        error = kind.__new__(kind, *parts.error.args)
+        vars(error).update(vars(parts.error))
+        raise error
 
 
 def _level_forward(ctx: Any, program: Any, *operands: torch.Tensor) -> Tensors:

@@ -26,7 +26,7 @@ class Printing(Primitive):
 
     def evaluate(self, *operands: torch.Tensor) -> tuple[()]:
         """Print, or put a call that prints into the graph being traced."""
-        if any(map(fake.is_fake, operands)):
+        if fake.must_stage(operands):
             stage_effect(self.show, operands)
         else:
             self.show(*[x.detach() for x in operands])
@@ -81,7 +81,7 @@ def print(text: str, *args: Any, **kwargs: Any) -> None:
 
     Args:
         text: a format string, as of ``str.format``.
-        *args, **kwargs: pytrees of tensors and Python values.
+        args, kwargs: pytrees of tensors and Python values.
 
     Raises:
         ArgumentError: ``text`` names an argument that is not given.

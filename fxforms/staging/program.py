@@ -31,6 +31,7 @@ from fxforms.staging.derivatives import (
 from fxforms.staging.draws import draws
 from fxforms.staging.nodes import apply_at_level, apply_plain
 from fxforms.staging.trace import Executable, Traced, trace
+from fxforms.staging.watch import CapturedTraced
 
 FlatFunction = Callable[..., tuple[torch.Tensor, ...]]
 MAX_DERIVED = 64
@@ -151,8 +152,11 @@ class Program(Primitive):
         if found is None:
             try:
                 made: Any = joint_parts(self, mask, operands, plain)
+            except CapturedTraced:
+                raise
             except Exception as error:  # as in eager, the forward pass does without a derivative
-                made = NoParts(error)
+                error.__cause__ = error.__context__ = None  # their frames hold the user's tensors
+                made = NoParts(error.with_traceback(None))
             found = self._keep(key, made)
         return found
 

@@ -37,7 +37,7 @@ def take_apart(
     """The tensors of a call, and the rest."""
     static: list[Any] = []
     if argnums or argnames:
-        wanted = {i % len(args) if args else i for i in argnums}
+        wanted = chosen(argnums, len(args))
         static = [x for i, x in enumerate(args) if i in wanted]
         static += [kwargs[name] for name in sorted(kwargs) if name in argnames]
         args = tuple([None if i in wanted else x for i, x in enumerate(args)])
@@ -49,13 +49,18 @@ def take_apart(
     return Call(tensors, spec, where, fixed, tuple(map(distinct, fixed)))
 
 
+def chosen(argnums: frozenset[int], count: int) -> set[int]:
+    """The positions of ``argnums`` among ``count`` arguments; those not given are left out."""
+    return {i + count if i < 0 else i for i in argnums} & set(range(count))
+
+
 def tensors_of(args: tuple[Any, ...], argnums: frozenset[int]) -> list[int]:
     """Which tensors of a call stand in the positions ``argnums``."""
     found: list[int] = []
     count = 0
     for index, argument in enumerate(args):
         here = sum(isinstance(x, torch.Tensor) for x in flatten(argument)[0])
-        if index in argnums or index - len(args) in argnums:
+        if index in chosen(argnums, len(args)):
             found += range(count, count + here)
         count += here
     return found
@@ -70,7 +75,7 @@ def put_together(
     both: Any = call.spec.unflatten(leaves)
     args, kwargs = both
     if argnums or argnames:
-        wanted = {i % len(args) if args else i for i in argnums}
+        wanted = chosen(argnums, len(args))
         args = tuple([next(fixed) if i in wanted else x for i, x in enumerate(args)])
         kwargs = kwargs | {name: next(fixed) for name in sorted(kwargs) if name in argnames}
     return args, kwargs

@@ -233,7 +233,16 @@ def substitute(node: Node, kept: Any, sign: Callable[..., Any] | None = None) ->
             kept = derived(
                 graph.call_function(_aten.expand.default, (kept, shape)), value(kept).expand(shape)
             )
+        if is_static(value(kept)) and value(kept).stride() != value(node).stride():
+            kept = laid_out(graph, kept, value(node))
     node.replace_all_uses_with(kept)
+
+
+def laid_out(graph: Graph, kept: Node, like: Any) -> Node:
+    """``kept`` with the strides of ``like``, which a later ``view`` may count on."""
+    sizes = (kept, list(like.shape), list(like.stride()))
+    made = derived(graph.call_function(_aten.new_empty_strided.default, sizes), like)
+    return derived(graph.call_function(_aten.copy.default, (made, kept)), like)
 
 
 def derived(node: Node, result: Any) -> Node:

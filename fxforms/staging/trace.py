@@ -125,6 +125,7 @@ def _trace(
     with below_all_levels(), fake.tracer_lock, outside_inference_mode():
         fakes = [fake.fake_like(mode, x) for x in examples]
         graph = fake.record(run, fakes)
+        refuse_left_gradients(lift.captured)
         recorded = count_calls(graph)
         graph = fold_identities(drop_zero_tangents(graph))
         if any(is_mutable(node) for node in graph.graph.nodes):
@@ -143,6 +144,19 @@ def _trace(
         recorded,
         time.perf_counter() - started,
     )
+
+
+def refuse_left_gradients(captured: Sequence[torch.Tensor]) -> None:
+    """Raise TraceError if ``.backward()`` inside has left a traced tensor in a ``.grad``."""
+    left = [x for x in captured if fake.is_fake(x.grad)]
+    for tensor in left:
+        tensor.grad = None
+    if left:
+        raise TraceError(
+            f"jit: .backward() inside the function leaves a traced tensor in the .grad of a "
+            f"captured tensor of shape {tuple(left[0].shape)}. Take the gradients by fxforms.grad "
+            f"or torch.autograd.grad and return them, or call .backward() on what jit returns."
+        )
 
 
 def count_calls(graph: GraphModule) -> int:
