@@ -16,7 +16,7 @@ from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch.fx import GraphModule, Node
 
 from fxforms.staging import fake
-from fxforms.staging.onednn import use_onednn
+from fxforms.staging.onednn import is_faster, use_onednn
 from fxforms.staging.products import inline_products
 from fxforms.staging.trace import Executable
 
@@ -42,9 +42,11 @@ def compile_graph(graph: GraphModule) -> Executable:
     with _lock, torch.no_grad(), tracing(TracingContext(detect_fake_mode(fakes))):
         lowered = lower(graph)
         wrapper = wants_cpp_wrapper(lowered)
+        if is_faster():
+            use_onednn(lowered)
         with config.patch(options(lowered, wrapper)):
             compiled: Any = compile_fx_inner(
-                use_onednn(lowered), fakes, is_inference=True, cpp_wrapper=wrapper
+                lowered, fakes, is_inference=True, cpp_wrapper=wrapper
             )
     # The rest of ``compiled`` keeps books around the generated code, at the cost of a small call.
     executable: Executable = compiled.current_callable or compiled
