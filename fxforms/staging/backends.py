@@ -16,6 +16,7 @@ from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch.fx import GraphModule, Node
 
 from fxforms.staging import fake
+from fxforms.staging.diagonals import shorten_diagonals
 from fxforms.staging.onednn import is_faster, use_onednn
 from fxforms.staging.products import inline_products
 from fxforms.staging.trace import Executable
@@ -60,6 +61,7 @@ def lower(graph: GraphModule) -> GraphModule:
         lowered = fake.record(graph, fakes, select_decomp_table())
         lowered.graph = fx_graph_cse(lowered.graph)
         joint_graph_passes(lowered)
+        shorten_diagonals(lowered)
         inline_products(lowered)
         lowered.graph.eliminate_dead_code()
         lowered.recompile()
