@@ -19,6 +19,7 @@ from fxforms.staging import fake
 from fxforms.staging.diagonals import shorten_diagonals
 from fxforms.staging.onednn import is_faster, use_onednn
 from fxforms.staging.products import inline_products
+from fxforms.staging.tanh import tanh
 from fxforms.staging.trace import Executable
 
 _OPTIONS = {
@@ -31,6 +32,7 @@ _OPTIONS = {
     "cpp.vec_isa_ok": True,
     "cpp_cache_precompile_headers": False,
 }
+_tanh = torch.ops.aten.tanh.default
 _lock = threading.Lock()
 
 
@@ -58,7 +60,7 @@ def lower(graph: GraphModule) -> GraphModule:
     """``graph`` in the operators that Inductor takes."""
     fakes = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
     with fake.tracer_lock, torch.no_grad():
-        lowered = fake.record(graph, fakes, select_decomp_table())
+        lowered = fake.record(graph, fakes, select_decomp_table() | {_tanh: tanh})
         lowered.graph = fx_graph_cse(lowered.graph)
         joint_graph_passes(lowered)
         shorten_diagonals(lowered)
