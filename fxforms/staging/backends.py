@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 
 from fxforms.staging import fake
 from fxforms.staging.diagonals import shorten_diagonals
+from fxforms.staging.merge import merge_products
 from fxforms.staging.onednn import is_faster, use_onednn
 from fxforms.staging.products import inline_products
 from fxforms.staging.tanh import tanh
@@ -46,11 +47,9 @@ def compile_graph(graph: GraphModule) -> Executable:
         lowered = lower(graph)
         wrapper = wants_cpp_wrapper(lowered)
         if is_faster():
-            use_onednn(lowered)
+            use_onednn(merge_products(lowered))
         with config.patch(options(lowered, wrapper)):
-            compiled: Any = compile_fx_inner(
-                lowered, fakes, is_inference=True, cpp_wrapper=wrapper
-            )
+            compiled: Any = compile_fx_inner(lowered, fakes, is_inference=True, cpp_wrapper=wrapper)
     # The rest of ``compiled`` keeps books around the generated code, at the cost of a small call.
     executable: Executable = compiled.current_callable or compiled
     return executable
