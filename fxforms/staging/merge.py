@@ -16,7 +16,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxforms.staging.onednn import WORTH
 from fxforms.staging.products import call
-from fxforms.staging.simplify import is_static, value, written
+from fxforms.staging.simplify import aliased, is_static, value, written
 
 __all__ = ["merge_products"]
 
@@ -41,7 +41,7 @@ def merge_products(module: GraphModule) -> GraphModule:
     """
     groups: dict[Factor, set[Node]] = defaultdict(set)
     for node in module.graph.nodes:
-        if node.target is _aten.mm.default and is_plain(node):
+        if node.target is _aten.mm.default and is_plain(node) and not is_returned(node):
             groups[factor(node.args[1])].add(node)
     fixed = written(module.graph)
     for products in groups.values():
@@ -66,6 +66,18 @@ def is_plain(product: Node) -> bool:
         and in_order
         and all(is_static(value(node)) for node in (product, *product.all_input_nodes))
     )
+
+
+def is_returned(node: Node) -> bool:
+    """True for memory that is handed out; two outputs should not be parts of one."""
+    return any(
+        user.op == "output" or (is_view(user, node) and is_returned(user)) for user in node.users
+    )
+
+
+def is_view(node: Node, source: Node) -> bool:
+    """True if ``node`` may be in the memory of ``source``."""
+    return any(other is source for other, _ in aliased(node))
 
 
 def numbers(product: Node) -> int:

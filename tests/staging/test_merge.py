@@ -29,32 +29,34 @@ def cross(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, ...]:
     """Two pairs, of which each waits for one of the other: stacking both would be a circle."""
     v = w.sin()
     a, d = x @ w, y @ v
-    return a, d, d.cos() @ w, a.cos() @ v
+    return -a, -d, -(d.cos() @ w), -(a.cos() @ v)
 
 
 def chain(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, ...]:
     """Values and tangents of two layers with the same weights."""
     x, y = x @ w, y @ w
-    return x, y, x.tanh() @ w, (y * x.tanh().repeat(3, 1)) @ w
+    return -x, -y, -(x.tanh() @ w), -((y * x.tanh().repeat(3, 1)) @ w)
 
 
 MERGED: dict[str, tuple[Case, int]] = {
-    "two": (lambda x, y, w: (x @ w, y @ w), 1),
-    "three": (lambda x, y, w: (x @ w, y @ w, x.sin() @ w), 1),
-    "transposed twice": (lambda x, y, w: (x @ w, y @ w.t().t()), 1),
-    "both transposed": (lambda x, y, w: (x @ w.t(), y @ w.t()), 1),
-    "used before the other is computed": (lambda x, y, w: ((x @ w).sin(), y.cos() @ w), 1),
+    "two": (lambda x, y, w: (-(x @ w), -(y @ w)), 1),
+    "three": (lambda x, y, w: (-(x @ w), -(y @ w), -(x.sin() @ w)), 1),
+    "transposed twice": (lambda x, y, w: (-(x @ w), -(y @ w.t().t())), 1),
+    "both transposed": (lambda x, y, w: (-(x @ w.t()), -(y @ w.t())), 1),
+    "used before the other is computed": (lambda x, y, w: ((x @ w).sin(), -(y.cos() @ w)), 1),
     "layers": (chain, 2),
     "a pair across": (cross, 3),
 }
 APART: dict[str, tuple[Case, int]] = {
-    "one after the other": (lambda x, y, w: x.sin() @ w @ w, 2),
-    "another factor": (lambda x, y, w: (x @ w, y @ (w + 1)), 2),
-    "one transposed": (lambda x, y, w: (x @ w, y @ w.t()), 2),
-    "a left factor transposed": (lambda x, y, w: (w.t() @ w, y @ w), 2),
-    "small": (lambda x, y, w: (x[:10] @ w, y[:20] @ w), 2),
-    "large": (lambda x, y, w: (y.repeat(2, 1) @ w, y @ w), 2),
-    "float64": (lambda x, y, w: (x.double() @ w.double(), y.double() @ w.double()), 2),
+    "one after the other": (lambda x, y, w: -(x.sin() @ w @ w), 2),
+    "another factor": (lambda x, y, w: (-(x @ w), -(y @ (w + 1))), 2),
+    "one transposed": (lambda x, y, w: (-(x @ w), -(y @ w.t())), 2),
+    "a left factor transposed": (lambda x, y, w: (-(w.t() @ w), -(y @ w)), 2),
+    "small": (lambda x, y, w: (-(x[:10] @ w), -(y[:20] @ w)), 2),
+    "large": (lambda x, y, w: (-(y.repeat(2, 1) @ w), -(y @ w)), 2),
+    "float64": (lambda x, y, w: (-(x.double() @ w.double()), -(y.double() @ w.double())), 2),
+    "returned": (lambda x, y, w: (x @ w, -(y @ w)), 2),
+    "returned in another shape": (lambda x, y, w: ((x @ w).view(-1, 2), -(y @ w)), 2),
 }
 
 
@@ -88,7 +90,7 @@ def test_other_products_stay(name: str) -> None:
 def test_a_random_number_is_drawn_in_its_turn() -> None:
     def f(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, ...]:
         first = x @ w
-        return first, torch.rand_like(first), torch.rand_like(y) @ w
+        return -first, torch.rand_like(first), -(torch.rand_like(y) @ w)
 
     graph = merge_products(make_fx(f, tracing_mode="fake")(X, Y, W))
     assert count(graph) == 2
@@ -102,13 +104,13 @@ def test_what_reads_written_memory_stays_in_its_place() -> None:
     def f(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, ...]:
         first, z = x @ w, y.clone()
         z.add_(1)
-        return first, z.sin() @ w
+        return -first, -(z.sin() @ w)
 
     assert count(merged(f)) == 2
 
 
 def test_a_symbolic_size_stays() -> None:
-    graph = make_fx(lambda x, y, w: (x @ w, y @ w), tracing_mode="symbolic")(X, Y, W)
+    graph = make_fx(lambda x, y, w: (-(x @ w), -(y @ w)), tracing_mode="symbolic")(X, Y, W)
     assert count(merge_products(graph)) == 2
 
 
