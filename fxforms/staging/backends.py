@@ -17,8 +17,11 @@ from torch._inductor.virtualized import V
 from torch.fx import GraphModule, Node
 
 from fxforms.staging import fake
-from fxforms.staging.onednn import use_onednn
+from fxforms.staging.diagonals import shorten_diagonals
+from fxforms.staging.merge import merge_products
+from fxforms.staging.onednn import is_faster, use_onednn
 from fxforms.staging.products import inline_products
+from fxforms.staging.tanh import tanh
 from fxforms.staging.trace import Executable
 
 _OPTIONS = {
@@ -31,6 +34,7 @@ _OPTIONS = {
     "cpp.vec_isa_ok": True,
     "cpp_cache_precompile_headers": False,
 }
+_tanh = torch.ops.aten.tanh.default
 _lock = threading.Lock()
 
 
@@ -42,11 +46,11 @@ def compile_graph(graph: GraphModule) -> Executable:
     fakes = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
     lowered = lower(graph)  # before the lock: who traces may wait for a compilation
     wrapper = wants_cpp_wrapper(lowered)
+    if is_faster():
+        use_onednn(merge_products(lowered))
     context = tracing(TracingContext(detect_fake_mode(fakes)))
     with _lock, torch.no_grad(), context, config.patch(options(lowered, wrapper)):
-        compiled: Any = compile_fx_inner(
-            use_onednn(lowered), fakes, is_inference=True, cpp_wrapper=wrapper
-        )
+        compiled: Any = compile_fx_inner(lowered, fakes, is_inference=True, cpp_wrapper=wrapper)
     # The rest of ``compiled`` keeps books around the generated code, at the cost of a small call.
     executable: Executable = compiled.current_callable or compiled
     return executable
@@ -56,10 +60,11 @@ def lower(graph: GraphModule) -> GraphModule:
     """``graph`` in the operators that Inductor takes."""
     fakes = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
     with fake.tracer_lock, torch.no_grad(), config.patch(fallback_random=True):
-        lowered = fake.record(graph, fakes, select_decomp_table())
+        lowered = fake.record(graph, fakes, select_decomp_table() | {_tanh: tanh})
         lowered.graph = fx_graph_cse(lowered.graph)
         with V.set_fake_mode(detect_fake_mode(fakes)):
             joint_graph_passes(lowered)
+        shorten_diagonals(lowered)
         inline_products(lowered)
         lowered.graph.eliminate_dead_code()
         lowered.recompile()

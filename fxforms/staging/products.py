@@ -17,7 +17,7 @@ __all__ = ["inline_products"]
 SMALL = 4096
 
 _aten = torch.ops.aten
-_DTYPES = (torch.float32, torch.float64)
+DTYPES = (torch.float32, torch.float64)
 
 
 def inline_products(module: GraphModule) -> GraphModule:
@@ -42,7 +42,7 @@ def written_out(graph: Graph, left: Any, right: Any) -> Node | None:
     x, y = left.meta["val"], right.meta["val"]
     rows, inner = x.shape
     columns = y.shape[1]
-    if x.dtype not in _DTYPES or not all(isinstance(n, int) for n in (rows, inner, columns)):
+    if x.dtype not in DTYPES or not all(isinstance(n, int) for n in (rows, inner, columns)):
         return None
     if inner == 1:
         return call(graph, _aten.mul.Tensor, left, right, value=x * y)
