@@ -59,7 +59,16 @@ class Counted:
 def other_values(built: Built) -> Tensors:
     """Inputs of the same signature with other numbers in them."""
     entry, count = built.problem.entry, len(built.problem.inputs)
-    return (*[entry.vary(x, 1) for x in built.inputs[:count]], *random_like(built.inputs[count:]))
+    varied = [laid_out_like(entry.vary(x, 1), x) for x in built.inputs[:count]]
+    return (*varied, *random_like(built.inputs[count:]))
+
+
+def laid_out_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """``tensor`` with the strides of ``like``, which are part of a signature."""
+    if tensor.stride() == like.stride() or 0 in like.stride():
+        return tensor
+    made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+    return made.copy_(tensor.detach()).requires_grad_(tensor.requires_grad)
 
 
 def places(kinds: Sequence[str]) -> list[tuple[str, ...]]:
