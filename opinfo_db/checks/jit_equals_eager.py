@@ -65,10 +65,14 @@ def other_values(built: Built) -> Tensors:
 
 def laid_out_like(tensor: Tensor, like: Tensor) -> Tensor:
     """``tensor`` with the strides of ``like``, which are part of a signature."""
-    if tensor.stride() == like.stride() or 0 in like.stride():
+    if tensor.stride() == like.stride():
         return tensor
-    made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
-    return made.copy_(tensor.detach()).requires_grad_(tensor.requires_grad)
+    value = tensor.detach()
+    for dim, stride in enumerate(like.stride()):  # an expanded dim holds one number
+        value = value.narrow(dim, 0, 1) if stride == 0 and like.shape[dim] else value
+    strides = [stride or 1 for stride in like.stride()]
+    made = torch.empty_strided(value.shape, strides, dtype=like.dtype, device=like.device)
+    return made.copy_(value).expand(like.shape).requires_grad_(tensor.requires_grad)
 
 
 def places(kinds: Sequence[str]) -> list[tuple[str, ...]]:
