@@ -130,8 +130,9 @@ def test_markers_pick_a_quick_sample_and_shards(project: Path) -> None:
     assert everything == collected(project)
     quick = collected(project, "-m", "quick")
     names = {name.split("[")[0] for name in everything}
-    assert len(quick) == len(names)
-    assert {name.split("[")[0] for name in quick} == names
+    always = {name for name in names if "::test_jit" not in name}  # jit: one entry in ten
+    assert len(quick) == len({name.split("[")[0] for name in quick})
+    assert always <= {name.split("[")[0] for name in quick} <= names
     shard = collected(project, "-m", "shard(index=3)")
     assert 0 < len(shard) < len(everything) / 4
 
