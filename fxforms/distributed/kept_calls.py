@@ -31,20 +31,17 @@ from fxforms.distributed.parts import (
     spread,
 )
 from fxforms.distributed.residuals import Handle
-from fxforms.distributed.transformed import Tensors, Transform
+from fxforms.distributed.transformed import Transform
+from fxforms.functions import inline
 from fxforms.functions.bind import bind
-from fxforms.functions.inline import tracked
+from fxforms.transforms.flat import Tensors
 
-_VMAP = int(substrate.TransformType.Vmap)
 Level = tuple[int, int]  # the number of a vmap level, and its batch size
 
 
 def differentiated(operands: Sequence[torch.Tensor]) -> bool:
-    """True if a level now active differentiates, or plain autograd or a context follows."""
-    levels = substrate.level_transforms() if substrate.transforms_active() else []
-    if any(level != _VMAP for level in levels) or current_context() is not None:
-        return True
-    return tracked(tuple(operands))
+    """True if a level, plain autograd or a context differentiates."""
+    return current_context() is not None or inline.differentiated(operands)
 
 
 class Kept:

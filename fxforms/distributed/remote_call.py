@@ -22,9 +22,11 @@ from fxforms.distributed.parts import (
     numbered,
     spread,
 )
-from fxforms.distributed.transformed import Tensors, evaluate, evaluate_operator, is_inexact
+from fxforms.distributed.transformed import evaluate, evaluate_operator
 from fxforms.functions.bind import bind
+from fxforms.functions.inline import recorded
 from fxforms.interpreters import Primitive
+from fxforms.transforms.flat import Tensors, is_inexact
 
 
 class RemoteCall(Primitive):
@@ -51,7 +53,7 @@ class RemoteCall(Primitive):
         """The call, with no level active."""
         if remote_nodes.has_tangents(operands):
             return remote_nodes.with_tangents(self, operands)
-        if current_context() is None and requires_grad(operands):
+        if current_context() is None and recorded(operands):
             return remote_nodes.apply_plain(self, operands)
         requests = [(*part.described, *xs) for part, xs in numbered(self.parts, operands)]
         captures = current_context() is not None or not all(p.is_operator for p in self.parts)
@@ -129,11 +131,6 @@ class RemoteCall(Primitive):
                 parts.append(part.under(part.count + len(inexact), "vjp", list(chosen)))
                 given += [*xs, *inexact]
         return RemoteCall(parts).bind(*given)
-
-
-def requires_grad(tensors: Sequence[torch.Tensor]) -> bool:
-    """True if plain reverse mode follows one of ``tensors``."""
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 def primal_count(results: Sequence[torch.Tensor]) -> int:

@@ -16,10 +16,11 @@ from fxforms.distributed.current import current_agent
 from fxforms.distributed.futures import Future
 from fxforms.distributed.parts import Part
 from fxforms.distributed.registry import operator_name, registered_name
-from fxforms.distributed.remote_call import RemoteCall, requires_grad
+from fxforms.distributed.remote_call import RemoteCall
 from fxforms.distributed.requests import UNSET_RPC_TIMEOUT, WorkerInfo
 from fxforms.distributed.transformed import join, split
 from fxforms.errors import ArgumentError, name_of
+from fxforms.functions.inline import recorded
 
 
 def remote_function(
@@ -110,7 +111,7 @@ def _hook(
         return None
     operands = tuple([x for x in _values(args, kwargs) if isinstance(x, torch.Tensor)])
     dual = remote_nodes.has_tangents(operands)
-    if not (active or dual or requires_grad(operands)):
+    if not (active or dual or recorded(operands)):
         return None
     call, tensors = _prepared(worker, known_name(fn, "rpc_sync"), args, kwargs or {}, timeout)
     if not (active or dual):

@@ -11,12 +11,12 @@ from torch.autograd import forward_ad
 from fxforms import _substrate as substrate
 from fxforms.distributed.futures import Future
 from fxforms.distributed.kept_calls import KeptCall, differentiated
-from fxforms.distributed.transformed import Tensors, fill, is_inexact
 from fxforms.errors import GradientError
 from fxforms.functions.bind import live
 from fxforms.functions.single_level import apply_single_level
 from fxforms.interpreters import current_interpreter
 from fxforms.interpreters.grad import GradInterpreter
+from fxforms.transforms.flat import Tensors, fill, is_inexact
 
 
 def apply_at_level(call: Any, operands: Tensors) -> Tensors:

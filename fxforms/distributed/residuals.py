@@ -23,9 +23,10 @@ from fxforms.distributed.functions import RECV, as_inputs, edge_of
 from fxforms.distributed.plan import LEAF, following
 from fxforms.distributed.registry import register
 from fxforms.distributed.requests import WorkerInfo
-from fxforms.distributed.transformed import Base, Tensors, Transform, apply_all, fill
+from fxforms.distributed.transformed import Base, Transform, apply_all
 from fxforms.errors import ArgumentError, RpcError
 from fxforms.transforms import vmap
+from fxforms.transforms.flat import Tensors, fill
 
 
 @dataclass(slots=True)

@@ -21,12 +21,10 @@ import torch
 from fxforms._tree import flatten
 from fxforms.distributed.registry import operator, register, registered
 from fxforms.errors import MessageError, describe
-from fxforms.transforms import jvp, vjp
 from fxforms.transforms._batch import Batch
+from fxforms.transforms.flat import FlatFunction, Tensors, gradients, pushforward
 from fxforms.transforms.vmap import check_randomness, run_mapped
 
-Tensors = tuple[torch.Tensor, ...]
-FlatFunction = Callable[..., Tensors]
 Transform = list[Any]
 
 
@@ -57,17 +55,6 @@ def join(tree: Any, tensors: Sequence[torch.Tensor]) -> Any:
         return tensors[0]
     leaves, spec = flatten(tree[0])
     return spec.unflatten([tensors[x.index] if isinstance(x, Slot) else x for x in leaves])
-
-
-def is_inexact(tensor: torch.Tensor) -> bool:
-    """True for a tensor that has a derivative."""
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
-def fill(mask: Sequence[bool], chosen: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-    """``others`` with ``chosen`` in the places of ``mask``."""
-    given = iter(chosen)
-    return [next(given) if is_chosen else x for is_chosen, x in zip(mask, others)]
 
 
 class Base:
@@ -119,33 +106,14 @@ def _mapped(
     return mapped
 
 
-def _pushforward(function: FlatFunction, mask: list[bool]) -> FlatFunction:
-    def push(*operands: torch.Tensor) -> Tensors:
-        primals, tangents = operands[: len(mask)], operands[len(mask) :]
-        chosen = tuple([x for x, is_chosen in zip(primals, mask) if is_chosen])
-        outputs, moved = jvp(lambda *xs: function(*fill(mask, xs, primals)), chosen, tangents)
-        return (*outputs, *[t for x, t in zip(outputs, moved) if is_inexact(x)])
-
-    return push
-
-
 def _pullback(function: FlatFunction, mask: list[bool]) -> FlatFunction:
-    def pull(*operands: torch.Tensor) -> Tensors:
-        primals, cotangents = operands[: len(mask)], operands[len(mask) :]
-
-        def inexact(*xs: torch.Tensor) -> Tensors:
-            return tuple([x for x in function(*fill(mask, xs, primals)) if is_inexact(x)])
-
-        chosen = [x for x, is_chosen in zip(primals, mask) if is_chosen]
-        found: Tensors = vjp(inexact, *chosen)[1](cotangents)
-        return found
-
-    return pull
+    both = gradients(function, mask)
+    return lambda *operands: both(operands[: len(mask)], operands[len(mask) :])[1]
 
 
 _TRANSFORMS: dict[str, Callable[..., FlatFunction]] = {
     "vmap": _mapped,
-    "jvp": _pushforward,
+    "jvp": pushforward,
     "vjp": _pullback,
 }
 

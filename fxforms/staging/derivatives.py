@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -10,10 +10,8 @@ import torch
 from fxforms import _substrate as substrate
 from fxforms.staging.cut import cut, gather_effects, name_inputs, unused
 from fxforms.staging.trace import Traced, trace
-from fxforms.transforms import jvp, vjp, vmap
-
-Tensors = tuple[torch.Tensor, ...]
-FlatFunction = Callable[..., Tensors]
+from fxforms.transforms import vmap
+from fxforms.transforms.flat import FlatFunction, Tensors, gradients, is_inexact
 
 
 class Source(Protocol):
@@ -34,33 +32,9 @@ def flat(program: Source) -> FlatFunction:
     return lambda *operands: tuple(graph(*operands, *captured))
 
 
-def is_inexact(tensor: torch.Tensor) -> bool:
-    """True for a tensor that has a derivative."""
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
 def dense(tensor: torch.Tensor) -> torch.Tensor:
     """An example for the cotangent of ``tensor``, which is not expanded where that is."""
     return tensor.contiguous() if 0 in tensor.stride() else tensor
-
-
-def fill(mask: Sequence[bool], chosen: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-    """``others`` with ``chosen`` in the places of ``mask``."""
-    given = iter(chosen)
-    return [next(given) if is_chosen else x for is_chosen, x in zip(mask, others)]
-
-
-def pushforward(program: Source, mask: tuple[bool, ...]) -> FlatFunction:
-    """Outputs, then the tangents of those that have one, from primals and tangents."""
-    function = flat(program)
-
-    def push(*operands: torch.Tensor) -> Tensors:
-        primals, tangents = operands[: len(mask)], operands[len(mask) :]
-        chosen = tuple([x for x, is_chosen in zip(primals, mask) if is_chosen])
-        outputs, moved = jvp(lambda *xs: function(*fill(mask, xs, primals)), chosen, tangents)
-        return (*outputs, *[t for x, t in zip(outputs, moved) if is_inexact(x)])
-
-    return push
 
 
 def mapped(program: Source, info: Any, in_dims: tuple[int | None, ...]) -> FlatFunction:
@@ -68,28 +42,13 @@ def mapped(program: Source, info: Any, in_dims: tuple[int | None, ...]) -> FlatF
     return vmap(flat(program), in_dims=in_dims, randomness=info.randomness)
 
 
-def gradients(program: Source, mask: tuple[bool, ...], plain: bool) -> Any:
+def both_of(program: Source, mask: tuple[bool, ...], plain: bool) -> Any:
     """``(outputs, gradients)`` from the inputs and the cotangents of the inexact outputs.
 
     ``plain``: as plain autograd takes them, with gradients of captured tensors after those of the
     inputs in ``mask``. Else as a grad level takes them.
     """
-    return _plain_gradients(program, mask) if plain else _level_gradients(program, mask)
-
-
-def _level_gradients(program: Source, mask: tuple[bool, ...]) -> Any:
-    function = flat(program)
-
-    def both(primals: Tensors, cotangents: Tensors) -> tuple[Tensors, Tensors]:
-        def inexact(*xs: torch.Tensor) -> tuple[Tensors, Tensors]:
-            outputs = function(*fill(mask, xs, primals))
-            return tuple([x for x in outputs if is_inexact(x)]), outputs
-
-        chosen = [x for x, is_chosen in zip(primals, mask) if is_chosen]
-        _, pull, outputs = vjp(inexact, *chosen, has_aux=True)
-        return outputs, pull(cotangents)
-
-    return both
+    return _plain_gradients(program, mask) if plain else gradients(flat(program), mask)
 
 
 def _plain_gradients(program: Source, mask: tuple[bool, ...]) -> Any:
@@ -119,7 +78,7 @@ def _leaf(tensor: torch.Tensor) -> torch.Tensor:
 
 def pullback(program: Source, mask: tuple[bool, ...], plain: bool) -> FlatFunction:
     """The gradients alone, as a flat function of inputs and cotangents."""
-    both = gradients(program, mask, plain)
+    both = both_of(program, mask, plain)
     return lambda *operands: tuple(both(operands[: len(mask)], operands[len(mask) :])[1])
 
 
@@ -150,7 +109,7 @@ def joint_parts(
     program: Source, mask: tuple[bool, ...], operands: Sequence[torch.Tensor], plain: bool
 ) -> Parts:
     """Trace outputs and gradients together, and cut where the least is kept."""
-    both = gradients(program, mask, plain)
+    both = both_of(program, mask, plain)
     like = [dense(x) for x in program.traced.output_examples() if is_inexact(x)]
     count, inputs = program.traced.outputs, len(mask)
 

@@ -9,21 +9,18 @@ import torch
 
 from fxforms import _substrate as substrate
 from fxforms.functions.bind import live
-from fxforms.functions.inline import tracked
+from fxforms.functions.inline import differentiated
 from fxforms.functions.single_level import apply_single_level
 from fxforms.interpreters import current_interpreter
 from fxforms.interpreters.grad import GradInterpreter
-from fxforms.staging.derivatives import NoParts, Parts, fill, is_inexact
+from fxforms.staging.derivatives import NoParts, Parts
 from fxforms.staging.draws import drawing_from, random_state
-
-Tensors = tuple[torch.Tensor, ...]
-_VMAP = int(substrate.TransformType.Vmap)
+from fxforms.transforms.flat import Tensors, fill, is_inexact
 
 
 def follows(program: Any, tensors: Sequence[torch.Tensor]) -> bool:
-    """True if a level now active differentiates, or plain autograd records ``tensors``."""
-    levels = substrate.level_transforms() if substrate.transforms_active() else []
-    return any(x != _VMAP for x in levels) or tracked((*tensors, *program.traced.captured))
+    """True if something differentiates what ``program`` makes of ``tensors``."""
+    return differentiated((*tensors, *program.traced.captured))
 
 
 def apply_plain(program: Any, operands: Tensors) -> Tensors:

@@ -19,21 +19,15 @@ from typing import Any
 import torch
 
 from fxforms.functions.bind import bind
+from fxforms.functions.inline import recorded
 from fxforms.interpreters import Primitive
-from fxforms.staging.derivatives import (
-    NoParts,
-    is_inexact,
-    joint_parts,
-    mapped,
-    pullback,
-    pushforward,
-)
+from fxforms.staging.derivatives import NoParts, flat, joint_parts, mapped, pullback
 from fxforms.staging.draws import draws
 from fxforms.staging.nodes import apply_at_level, apply_plain
 from fxforms.staging.trace import Executable, Traced, trace
 from fxforms.staging.watch import CapturedTraced
+from fxforms.transforms.flat import FlatFunction, is_inexact, pushforward
 
-FlatFunction = Callable[..., tuple[torch.Tensor, ...]]
 MAX_DERIVED = 64
 
 
@@ -100,7 +94,7 @@ class Program(Primitive):
         everything = (*operands, *self.traced.captured)
         if self.function is None:
             return self.run(tuple(map(laid_out, everything, self.layouts)))
-        if requires_grad(everything):
+        if recorded(everything):
             return apply_plain(self, operands)
         return self.run(everything)
 
@@ -119,7 +113,7 @@ class Program(Primitive):
         """One staged function of primals and tangents."""
         mask = tuple([t is not None for t in tangents])
         given = [t for t in tangents if t is not None]
-        child = self.derived(("jvp", mask), pushforward(self, mask), (*primals, *given))
+        child = self.derived(("jvp", mask), pushforward(flat(self), mask), (*primals, *given))
         results = child.bind(*primals, *given)
         outputs = results[: self.traced.outputs]
         moving = iter(results[self.traced.outputs :])
@@ -201,8 +195,3 @@ def laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
         return tensor
     made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
     return made.copy_(tensor)
-
-
-def requires_grad(tensors: Sequence[torch.Tensor]) -> bool:
-    """True if plain reverse mode follows one of ``tensors``."""
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
