@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 
 from fxforms.staging import fake
 from fxforms.staging.diagonals import shorten_diagonals
+from fxforms.staging.graphs import examples_of
 from fxforms.staging.merge import merge_products
 from fxforms.staging.onednn import is_faster, use_onednn
 from fxforms.staging.products import inline_products
@@ -43,7 +44,7 @@ def compile_graph(graph: GraphModule) -> Executable:
 
     Inductor's state is global, so one thread compiles at a time.
     """
-    fakes = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
+    fakes = examples_of(graph)
     lowered = lower(graph)  # before the lock: who traces may wait for a compilation
     wrapper = wants_cpp_wrapper(lowered)
     if is_faster():
@@ -58,7 +59,7 @@ def compile_graph(graph: GraphModule) -> Executable:
 
 def lower(graph: GraphModule) -> GraphModule:
     """``graph`` in the operators that Inductor takes."""
-    fakes = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
+    fakes = examples_of(graph)
     with fake.tracer_lock, torch.no_grad(), config.patch(fallback_random=True):
         lowered = fake.record(graph, fakes, select_decomp_table() | {_tanh: tanh})
         lowered.graph = fx_graph_cse(lowered.graph)

@@ -5,14 +5,10 @@ from __future__ import annotations
 from functorch.compile import (  # type: ignore[import-untyped]
     min_cut_rematerialization_partition,
 )
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
+from fxforms.staging.graphs import inputs_of, output_of
 from fxforms.staging.trace import Traced
-
-
-def inputs_of(graph: GraphModule) -> list[Node]:
-    """The placeholders of ``graph``."""
-    return [node for node in graph.graph.nodes if node.op == "placeholder"]
 
 
 def name_inputs(graph: GraphModule, primals: int, cotangents: int) -> None:
@@ -32,7 +28,7 @@ def gather_effects(traced: Traced, count: int) -> int:
 
     They belong to the forward part.
     """
-    last = next(iter(reversed(traced.graph.graph.nodes)))
+    last = output_of(traced.graph)
     outputs = list(last.args[0])
     effects = traced.tokens + len(traced.written)
     cut_off = len(outputs) - effects

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from fxforms.staging.graphs import inputs_of, output_of
 from fxforms.staging.trace import Traced
 
 _copy = torch.ops.aten.copy_.default
@@ -18,8 +19,7 @@ _copy = torch.ops.aten.copy_.default
 def donating(traced: Traced, donated: Sequence[int]) -> Traced:
     """``traced`` with each donated input holding an output of its layout, where there is one."""
     graph = copy.deepcopy(traced.graph)
-    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    last = next(iter(reversed(graph.graph.nodes)))
+    inputs, last = inputs_of(graph), output_of(graph)
     outputs: list[Any] = list(last.args[0])
     for index in donated:
         place = next((i for i, x in enumerate(outputs) if fits(x, inputs[index], inputs)), None)

@@ -16,8 +16,8 @@ from fxforms._tree import map_tensors
 from fxforms.errors import describe, name_of
 from fxforms.staging import fake
 from fxforms.staging.history import Trace
-from fxforms.staging.jit import jit
-from fxforms.staging.jitted import CacheInfo, Jitted
+from fxforms.staging.jit import as_jitted
+from fxforms.staging.jitted import CacheInfo
 
 
 @dataclass
@@ -85,7 +85,7 @@ def explain(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
         >>> told.operators
         {'ones': 1, 'expand': 1, 'pow': 1, 'mul': 2}
     """
-    jitted = func if isinstance(func, Jitted) else jit(func, backend="eager")
+    jitted = as_jitted(func)
     jitted(*args, **kwargs)
     started = time.perf_counter()
     jitted(*args, **kwargs)
@@ -130,7 +130,7 @@ def trace(func: Callable[..., Any]) -> Callable[..., GraphModule]:
     """
 
     def run(*args: Any, **kwargs: Any) -> GraphModule:
-        jitted = func if isinstance(func, Jitted) else jit(func, backend="eager")
+        jitted = as_jitted(func)
         return jitted.trace(*args, **kwargs)
 
     return run
@@ -156,7 +156,7 @@ def eval_shape(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """
     if substrate.dispatch_modes():  # inside a trace: what func records is left unused
         return map_tensors(without_values, func(*args, **kwargs))
-    jitted = func if isinstance(func, Jitted) else jit(func, backend="eager")
+    jitted = as_jitted(func)
     entry = jitted.entry(args, kwargs)
     likes = entry.program.traced.output_examples()
     return entry.outputs.restore(list(map(without_values, likes)))

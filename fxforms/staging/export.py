@@ -12,8 +12,7 @@ from fxforms._tree import leaves
 from fxforms.errors import ArgumentError, TraceError, name_of
 from fxforms.staging.compiler import backends
 from fxforms.staging.entry import Entry
-from fxforms.staging.jit import jit
-from fxforms.staging.jitted import Jitted
+from fxforms.staging.jit import as_jitted
 
 
 class Exported(torch.nn.Module):
@@ -56,7 +55,7 @@ def save(func: Callable[..., Any], path: str | os.PathLike[str], *args: Any) -> 
         >>> fxforms.load(path)(torch.tensor(0.0))  # doctest: +SKIP
         tensor(1.)
     """
-    jitted = func if isinstance(func, Jitted) else jit(func, backend="eager")
+    jitted = as_jitted(func)
     entry = jitted.entry(args, {})
     traced = entry.program.traced
     if traced.written or traced.bodies:

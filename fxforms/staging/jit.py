@@ -86,3 +86,9 @@ def jit(
 def positions(argnums: int | Iterable[int]) -> frozenset[int]:
     """``argnums`` as a set."""
     return frozenset([argnums] if isinstance(argnums, int) else argnums)
+
+
+def as_jitted(func: Callable[..., Any]) -> Jitted:
+    """``func`` if it is a jitted function, else one of it that is only traced."""
+    jitted: Jitted = func if isinstance(func, Jitted) else jit(func, backend="eager")
+    return jitted

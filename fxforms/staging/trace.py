@@ -16,6 +16,7 @@ from fxforms.errors import TraceError
 from fxforms.functions.opaque import ValueNeeded
 from fxforms.interpreters import below_all_levels, vmap_level
 from fxforms.staging import fake
+from fxforms.staging.graphs import examples_of, inputs_of, output_of
 from fxforms.staging.identity import fold_identities
 from fxforms.staging.lift import Lift
 from fxforms.staging.opaque import Recording
@@ -64,7 +65,7 @@ class Traced:
     @classmethod
     def of_part(cls, graph: GraphModule, captured: list[torch.Tensor], bodies: list[Any]) -> Traced:
         """A part of a joint graph, all of whose outputs count as such."""
-        outputs = len(next(iter(reversed(graph.graph.nodes))).args[0])
+        outputs = len(output_of(graph).args[0])
         return cls(graph, captured, outputs, [None] * outputs, bodies=bodies)
 
     def written_values(self, results: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -73,11 +74,11 @@ class Traced:
 
     def input_examples(self) -> list[torch.Tensor]:
         """The fake tensors that the graph was traced on, the captured ones included."""
-        return [node.meta["val"] for node in self.graph.graph.nodes if node.op == "placeholder"]
+        return examples_of(self.graph)
 
     def output_examples(self) -> list[torch.Tensor]:
         """The fake outputs, without the new values of what is written."""
-        last = next(iter(reversed(self.graph.graph.nodes)))
+        last = output_of(self.graph)
         return [node.meta["val"] for node in last.args[0][: self.outputs]]
 
 
@@ -196,14 +197,13 @@ def is_mutable(node: Node) -> bool:
 
 def functionalized(graph: GraphModule) -> GraphModule:
     """``graph`` without writes but for those to its inputs, which come last."""
-    inputs = [node.meta["val"].detach() for node in graph.graph.nodes if node.op == "placeholder"]
+    inputs = [x.detach() for x in examples_of(graph)]
     return fake.record(torch.func.functionalize(graph, remove="mutations"), inputs)
 
 
 def take_writes(graph: GraphModule) -> list[int]:
     """Turn the writes to inputs at the end of ``graph`` into outputs; returns which inputs."""
-    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    output = next(iter(reversed(graph.graph.nodes)))
+    inputs, output = inputs_of(graph), output_of(graph)
     values: dict[int, Node] = {}
     for node in list(graph.graph.nodes):
         if node.target is _aten.copy_.default and node.args[0] in inputs:
