@@ -36,6 +36,7 @@ PRIVATE = {
         "torch._guards",
         "torch._dispatch",
         "torch.utils._python_dispatch",
+        "torch.fx._lazy_graph_module",
         "torch._C.DisableTorchFunction",
     ),
     "fxforms/staging/guards.py": ("torch._C._dynamo.guards",),

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
 )
 from torch.fx import GraphModule
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx, track_tensor_tree
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -36,6 +37,8 @@ __all__ = ["DispatchMode"]
 # The tracer changes methods of nn.Module while it runs, so one thread traces at a time.
 tracer_lock = threading.RLock()
 
+MAX_REMEMBERED = 10_000
+
 # What a fake tensor raises where a value would have to be known.
 VALUE_ERRORS = (
     DataDependentOutputException,
@@ -46,7 +49,12 @@ VALUE_ERRORS = (
 
 
 def new_mode(dynamic: bool = False) -> FakeTensorMode:
-    """A mode under which tensors have everything but values; real tensors may enter."""
+    """A mode under which tensors have everything but values; real tensors may enter.
+
+    torch remembers what each operator gives for each shape, without a bound, in the whole process.
+    """
+    if len(FakeTensorMode.cache) > MAX_REMEMBERED:
+        FakeTensorMode.cache_clear()
     shapes = ShapeEnv() if dynamic else None
     return FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes)
 
@@ -110,9 +118,12 @@ def _dynamo_passes() -> Iterator[None]:
 def record(
     function: Callable[..., Any], fakes: Sequence[torch.Tensor], decompositions: Any = None
 ) -> GraphModule:
-    """The ATen operators that ``function`` runs on ``fakes``, as a graph."""
+    """The ATen operators that ``function`` runs on ``fakes``, as a graph.
+
+    Its source is written when it first runs, not by each rewrite: FX keeps every source for good.
+    """
     mode = detect_fake_mode(fakes) or new_mode()
-    with mode, _dynamo_passes():
+    with mode, _dynamo_passes(), _use_lazy_graph_module(True):
         return make_fx(function, decomposition_table=decompositions)(*fakes)
 
 
