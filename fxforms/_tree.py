@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import optree
@@ -93,6 +93,23 @@ def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
         return tree
     flat, spec = flatten(tree)
     return spec.unflatten([function(x) if isinstance(x, torch.Tensor) else x for x in flat])
+
+
+def take_tensors(tree: Any) -> tuple[list[torch.Tensor], Callable[[Sequence[Any]], Any]]:
+    """The tensors in ``tree``, and the function that makes the tree with others in their places."""
+    flat, spec = flatten(tree)
+    places = [i for i, x in enumerate(flat) if isinstance(x, torch.Tensor)]
+    tensors = [flat[i] for i in places]
+    for place in places:
+        flat[place] = None
+
+    def put(values: Sequence[Any]) -> Any:
+        filled = list(flat)
+        for place, value in zip(places, values):
+            filled[place] = value
+        return spec.unflatten(filled)
+
+    return tensors, put
 
 
 def leaf_paths(tree: Any, root: str) -> list[str]:

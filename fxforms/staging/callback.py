@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fxforms._tree import PyTreeSpec, flatten, show
+from fxforms._tree import PyTreeSpec, flatten, show, take_tensors
 from fxforms.errors import ArgumentError, OutputError, RuleError, describe, name_of
 from fxforms.functions.bind import bind
 from fxforms.functions.inline import tracked
@@ -163,10 +163,8 @@ def pure_callback(
             f"'sequential', 'expand_dims', 'broadcast_all', or None."
         )
     wanted, out_spec = flatten(result_shape)
-    leaves, spec = flatten((args, kwargs))
-    where = [isinstance(x, torch.Tensor) for x in leaves]
-    function = flat_function(callback, leaves, spec, where, out_spec)
-    operands = tuple([x for x, is_tensor in zip(leaves, where) if is_tensor])
+    operands, put = take_tensors((args, kwargs))
+    function = flat_function(callback, put, out_spec)
     device = operands[0].device if operands else None
     likes = [torch.empty(tuple(x.shape), dtype=x.dtype, device=device) for x in wanted]
     outputs = Callback(name, function, likes, vmap_method).bind(*operands)
@@ -174,19 +172,13 @@ def pure_callback(
 
 
 def flat_function(
-    callback: Callable[..., Any],
-    leaves: list[Any],
-    spec: PyTreeSpec,
-    where: list[bool],
-    out_spec: PyTreeSpec,
+    callback: Callable[..., Any], put: Callable[[Tensors], Any], out_spec: PyTreeSpec
 ) -> Callable[..., Tensors]:
-    """``callback`` as a function of the tensors among ``leaves``."""
-    template = [None if is_tensor else x for x, is_tensor in zip(leaves, where)]
+    """``callback`` as a function of tensors, of which ``put`` makes its arguments."""
 
     def function(*tensors: torch.Tensor) -> Tensors:
-        given = iter(tensors)
-        both: Any = spec.unflatten([next(given) if t else x for x, t in zip(template, where)])
-        outputs, found = flatten(callback(*both[0], **both[1]))
+        args, kwargs = put(tensors)
+        outputs, found = flatten(callback(*args, **kwargs))
         if found != out_spec:
             raise OutputError(
                 f"pure_callback: {name_of(callback)} returned {show(found)}, and result_shape "

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fxforms._tree import PyTreeSpec, flatten
+from fxforms._tree import take_tensors
 from fxforms.errors import TraceError, describe, name_of
 from fxforms.staging import fake
 from fxforms.staging.draws import drawing_from, random_state
@@ -58,7 +58,9 @@ class Body:
 
     Attributes:
         number: its number in the table.
-        likes: fake outputs.
+        likes: outputs to go by.
+        rebuild: puts outputs in the structure that the function returns; in a list if it has not
+            run, for its outputs were promised.
     """
 
     def __init__(
@@ -70,26 +72,18 @@ class Body:
         """
         self.function = function
         self.name = getattr(function, "__qualname__", name_of(function))
-        leaves, self._spec = flatten(operands)
-        self.tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
-        self._leaves = [None if isinstance(x, torch.Tensor) else x for x in leaves]
-        self._places = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
-        self._out: PyTreeSpec | None = None
-        self._constants: list[Any] = []
+        self.tensors, self._arguments = take_tensors(operands)
+        self.rebuild: Callable[[Sequence[torch.Tensor]], Any] = list  # until a run tells more
         self.number = next(_numbers)
         self.likes = list(likes) if likes is not None else self._try(self.tensors)
         _bodies[self.number] = self
 
     def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The function on real tensors; its outputs in memory of their own."""
-        leaves = list(self._leaves)
-        for place, tensor in zip(self._places, tensors):
-            leaves[place] = tensor.detach()
-        arguments: Any = self._spec.unflatten(leaves)
+        arguments = self._arguments([x.detach() for x in tensors])
         with torch.no_grad():
-            outputs, self._out = flatten(self.function(*arguments))
-        self._constants = [None if isinstance(x, torch.Tensor) else x for x in outputs]
-        return [x.detach().clone() for x in outputs if isinstance(x, torch.Tensor)]
+            outputs, self.rebuild = take_tensors(self.function(*arguments))
+        return [x.detach().clone() for x in outputs]
 
     def answer(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """``run``, held to what the graph was traced for."""
@@ -101,14 +95,6 @@ class Body:
                 f"body under jit must return one shape for one shape."
             )
         return outputs
-
-    def rebuild(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """Traced outputs in the structure that the function returns, a list if it was promised."""
-        if self._out is None:
-            return list(tensors)
-        given = iter(tensors)
-        leaves = [next(given) if x is None else x for x in self._constants]
-        return self._out.unflatten(leaves)
 
     def _try(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The outputs for made-up numbers, which are looked at for their shapes alone."""

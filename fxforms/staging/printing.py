@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fxforms._tree import flatten
+from fxforms._tree import take_tensors
 from fxforms.errors import ArgumentError
 from fxforms.functions.bind import bind
 from fxforms.interpreters import Primitive, VmapInfo, current_interpreter
@@ -97,18 +97,15 @@ def print(text: str, *args: Any, **kwargs: Any) -> None:
 
     The name and the meaning are those of ``jax.debug.print``.
     """
-    leaves, spec = flatten((args, kwargs))
-    where = [isinstance(x, torch.Tensor) for x in leaves]
-    template = [None if is_tensor else x for x, is_tensor in zip(leaves, where)]
+    tensors, put = take_tensors((args, kwargs))
 
-    def show(*tensors: torch.Tensor) -> None:
-        given = iter(tensors)
-        both: Any = spec.unflatten([next(given) if t else x for x, t in zip(template, where)])
-        builtins.print(text.format(*both[0], **both[1]), flush=True)
+    def show(*values: torch.Tensor) -> None:
+        args, kwargs = put(values)
+        builtins.print(text.format(*args, **kwargs), flush=True)
 
     anything = Anything()
     try:
         text.format(*[anything for _ in args], **dict.fromkeys(kwargs, anything))
     except (IndexError, KeyError) as error:
         raise ArgumentError(f"debug.print({text!r}): no argument for a field ({error}).") from None
-    Printing(show).bind(*[x for x in leaves if isinstance(x, torch.Tensor)])
+    Printing(show).bind(*tensors)

@@ -16,7 +16,7 @@ from fxforms import _substrate as substrate
 
 # Where installed packages, the standard library and fxforms are. A wrapper bears the module name of
 # what it wraps, so a function is told by its file.
-_INSTALLED = (
+INSTALLED = (
     os.path.dirname(os.path.dirname(torch.__file__)) + os.sep,
     os.path.dirname(os.__file__) + os.sep,
     os.path.dirname(substrate.__file__) + os.sep,
@@ -43,14 +43,14 @@ class Read(NamedTuple):
 
 def is_installed(function: types.FunctionType) -> bool:
     """True for a function of an installed package, which is taken to be constant."""
-    return function.__code__.co_filename.startswith(_INSTALLED)
+    return function.__code__.co_filename.startswith(INSTALLED)
 
 
 def is_library(cls: type) -> bool:
     """True for a class of the packages that are taken to be constant, but for Python's own."""
     file = getattr(sys.modules.get(cls.__module__ or ""), "__file__", None) or ""
     root = (cls.__module__ or "").split(".")[0]
-    return file.startswith(_INSTALLED) and root not in sys.stdlib_module_names
+    return file.startswith(INSTALLED) and root not in sys.stdlib_module_names
 
 
 def reads_of(function: types.FunctionType) -> list[Read]:

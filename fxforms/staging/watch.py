@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -16,9 +15,9 @@ from fxforms.errors import TraceError, describe
 from fxforms.functions.opaque import ValueNeeded
 from fxforms.staging import fake
 from fxforms.staging.opaque import stage_call
+from fxforms.staging.reads import INSTALLED
 
 _T = torch.Tensor
-_LIBRARIES = (os.path.dirname(torch.__file__), os.path.dirname(substrate.__file__), "<frozen")
 _ASKS: dict[Any, str] = {
     _T.__bool__: "a Python condition (if, while, and, or, not)",
     _T.item: "item()",
@@ -107,7 +106,7 @@ def user_line() -> str:
 
 def place(frames: traceback.StackSummary) -> str:
     """The innermost of ``frames`` that is not in torch or fxforms."""
-    mine = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    mine = [frame for frame in frames if not frame.filename.startswith(INSTALLED)]
     return f"{mine[-1].filename}:{mine[-1].lineno}: {mine[-1].line}" if mine else ""
 
 

@@ -241,3 +241,22 @@ def test_plain_function_of_the_old_form_in_plain_autograd() -> None:
         y = x.clone().requires_grad_()
         f(y).backward()
         torch.testing.assert_close(y.grad, 3 * x**2)
+
+
+class Scaled(fxforms.Function):
+    """NumPy in both directions, and no gradient for the factor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        return torch.from_numpy(np.asarray(x.detach().numpy() * factor))
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
+        return torch.from_numpy(np.asarray(cotangent.detach().numpy() * 3.0)), None
+
+
+def test_an_opaque_rule_that_returns_none_for_an_argument() -> None:
+    x = torch.linspace(0, 1, 3)
+    f = fxforms.jit(fxforms.grad(lambda x: Scaled.apply(x, 3.0).sum()), backend="eager")
+    for _ in range(2):
+        assert torch.equal(f(x), torch.full((3,), 3.0))
