@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from custom import Cube, Product
+from threads import run_threads
 from torch import Tensor
 
 import fxforms
@@ -51,27 +51,6 @@ PROGRAMS: dict[str, Program] = {
 }
 
 
-def run_threads(body: Callable[[int], None]) -> None:
-    """Run ``body(index)`` in THREADS threads; raise the first exception of any."""
-    raised: list[BaseException] = []
-    barrier = threading.Barrier(THREADS)
-
-    def run(index: int) -> None:
-        try:
-            barrier.wait()
-            body(index)
-        except BaseException as error:
-            raised.append(error)
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if raised:
-        raise raised[0]
-
-
 def points(seed: int, count: int) -> Iterator[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     for _ in range(count):
@@ -87,7 +66,7 @@ def test_a_mix_of_programs() -> None:
             name, (actual, expected) = programs[(i + index) % len(programs)]
             torch.testing.assert_close(actual(x), expected(x), msg=f"{name}, call {i}")
 
-    run_threads(body)
+    run_threads(THREADS, body)
 
 
 def test_jvp_levels_share_torch_dual_level_without_closing_it_under_each_other() -> None:
@@ -106,7 +85,7 @@ def test_jvp_levels_share_torch_dual_level_without_closing_it_under_each_other()
             else:
                 torch.testing.assert_close(fxforms.jvp(f, (x,), (x,))[1], 3 * x**3)
 
-    run_threads(body)
+    run_threads(THREADS, body)
 
 
 def test_a_function_first_used_by_all_threads_at_once() -> None:
@@ -126,7 +105,7 @@ def test_a_function_first_used_by_all_threads_at_once() -> None:
                 gradient = fxforms.vmap(fxforms.grad(lambda x: function.apply(x, x)))(x)
                 torch.testing.assert_close(gradient, 2 * x)
 
-        run_threads(body)
+        run_threads(THREADS, body)
 
 
 def test_one_pullback_called_from_many_threads() -> None:
@@ -139,4 +118,4 @@ def test_one_pullback_called_from_many_threads() -> None:
             torch.testing.assert_close(pullback(g)[0], 3 * x**2 * g)
             torch.testing.assert_close(mapped(torch.stack([g, x]))[0][0], 3 * x**2 * g)
 
-    run_threads(body)
+    run_threads(THREADS, body)

@@ -22,6 +22,7 @@ from torch.fx import GraphModule
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx, track_tensor_tree
 from torch.fx.experimental.symbolic_shapes import (
+    SYMPY_INTERP,
     DimDynamic,
     GuardOnDataDependentSymNode,
     ShapeEnv,
@@ -86,7 +87,10 @@ def sizes_guard(fakes: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tenso
     code = shapes.produce_guards_expression(placeholders, ignore_static=False)
     if not code:
         return lambda tensors: True
-    return lambda tensors: bool(shapes.evaluate_guards_expression(code, tensors))
+    # What ShapeEnv.evaluate_guards_expression does, which compiles the text at every call.
+    test = compile(code, "<sizes>", "eval")
+    names = [f"t{i}" for i in range(len(placeholders))]
+    return lambda tensors: bool(eval(test, SYMPY_INTERP, {"L": dict(zip(names, tensors))}))
 
 
 def must_stage(operands: Sequence[torch.Tensor]) -> bool:

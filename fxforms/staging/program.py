@@ -12,6 +12,7 @@ computes the forward pass anew, so it has exact derivatives of any order.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -29,6 +30,7 @@ from fxforms.staging.watch import CapturedTraced
 from fxforms.transforms.flat import FlatFunction, is_inexact, pushforward
 
 MAX_DERIVED = 64
+_keeping = threading.Lock()
 
 
 class Program(Primitive):
@@ -179,9 +181,10 @@ class Program(Primitive):
 
     def _keep(self, key: Any, value: Any) -> Any:
         """``value``, remembered; the oldest is dropped beyond a bound."""
-        while len(self._derived) >= MAX_DERIVED:
-            self._derived.pop(next(iter(self._derived)))
-        return self._derived.setdefault(key, value)
+        with _keeping:
+            while len(self._derived) >= MAX_DERIVED:
+                self._derived.pop(next(iter(self._derived)))
+            return self._derived.setdefault(key, value)
 
 
 def layout(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from state import modes
+from threads import run_threads
 from torch import Tensor
 
 import fxforms
@@ -86,25 +87,14 @@ def test_arguments_are_not_kept_by_the_cache() -> None:
     assert ref() is None
 
 
-def run_threads(body: Callable[[int], None]) -> None:
-    raised: list[BaseException] = []
-    barrier = threading.Barrier(THREADS)
+def run_checked(body: Callable[[int], None]) -> None:
+    """Run ``body`` in all threads; each must end with no level active."""
 
-    def run(index: int) -> None:
-        try:
-            barrier.wait()
-            body(index)
-            assert modes()["levels"] == 0
-        except BaseException as error:
-            raised.append(error)
+    def checked(index: int) -> None:
+        body(index)
+        assert modes()["levels"] == 0
 
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if raised:
-        raise raised[0]
+    run_threads(THREADS, checked)
 
 
 def test_threads_that_call_and_retrace_one_function() -> None:
@@ -115,7 +105,7 @@ def test_threads_that_call_and_retrace_one_function() -> None:
             x = torch.full((1 + (n + index) % 10,), float(index))
             assert torch.equal(f(x), 3 * x**2)
 
-    run_threads(body)
+    run_checked(body)
     assert f.cache_info().misses == 10
     assert f.cache_info().size == 10
 
@@ -133,7 +123,7 @@ def test_threads_with_functions_of_their_own_under_transforms() -> None:
             f(y).backward()
             assert torch.equal(y.grad, 2 * scale * x)
 
-    run_threads(body)
+    run_checked(body)
 
 
 def test_threads_and_a_value_that_changes() -> None:
