@@ -81,25 +81,10 @@ __all__ = [
     "vmap",
 ]
 
-_STAGED = frozenset(
-    {
-        "CapturedBackward",
-        "capture_backward",
-        "compiled_backward",
-        "eval_shape",
-        "explain",
-        "jit",
-        "load",
-        "pure_callback",
-        "save",
-        "trace",
-    }
-)
-
 
 def __getattr__(name: str) -> Any:
     """The names of ``fxforms.staging``, at first use: the tracer takes a second to import."""
-    if name not in _STAGED:
+    if name not in __all__:
         raise AttributeError(f"module 'fxforms' has no attribute {name!r}")
     value = getattr(importlib.import_module("fxforms.staging"), name)
     globals()[name] = value
