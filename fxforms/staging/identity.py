@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from fxforms.staging.simplify import make_reshapes_pure, name_of, substitute, value, written
+from fxforms.staging.simplify import name_of, substitute, value, written
 
 __all__ = ["fold_identities"]
 
@@ -27,7 +27,6 @@ KEEP_ORDER = frozenset(
 def fold_identities(module: GraphModule) -> GraphModule:
     """``module`` without products with an identity matrix; changed in place and returned."""
     graph = module.graph
-    make_reshapes_pure(graph)
     fixed = written(graph)
     reshaped: set[Node] = set()
     for node in list(graph.nodes):

@@ -78,6 +78,15 @@ RESHAPING = {
     _aten.t_.default: _aten.t.default,
     _aten.transpose_.default: _aten.transpose.int,
 }
+# What the tracer asks of a symbolic shape, where the answer is first used.
+SHAPE_QUERIES = frozenset(
+    [
+        _aten.sym_size.int,
+        _aten.sym_stride.int,
+        _aten.sym_numel.default,
+        _aten.sym_storage_offset.default,
+    ]
+)
 
 
 def drop_zero_tangents(module: GraphModule) -> GraphModule:
@@ -115,10 +124,18 @@ def value(node: Node) -> Any:
 
 
 def make_reshapes_pure(graph: Graph) -> None:
-    """Let ``squeeze_`` and its like, which the batch rules use on new tensors, be ``squeeze``."""
+    """Let ``squeeze_`` and its like, which the batch rules use on new tensors, be ``squeeze``.
+
+    A query tells the shape that its tensor was made with, though it may stand after a ``squeeze_``.
+    """
+    queries = [node for node in graph.nodes if node.target in SHAPE_QUERIES]
+    for query in queries:
+        source: Any = query.args[0]
+        if source.op != "placeholder":
+            source.append(query)
     for node in graph.nodes:
         source = node.args[0] if node.target in RESHAPING else None
-        if isinstance(source, Node) and set(source.users) == {node}:
+        if isinstance(source, Node) and set(source.users).difference(queries) == {node}:
             node.target = RESHAPING[node.target]
 
 

@@ -62,6 +62,24 @@ class TestDynamic:
             torch.testing.assert_close(fxforms.grad(g)(x), (2 * x).sin())
         assert f.cache_info().misses == 1
 
+    def test_sizes_asked_of_what_is_reshaped_in_place(self) -> None:
+        """The batch rule of a product squeezes its result, whose sizes later nodes ask for."""
+
+        def loss(w: Tensor, v: Tensor, x: Tensor) -> Tensor:
+            return (((x @ w).tanh() @ v) ** 2).sum()
+
+        f = jit(fxforms.vmap(fxforms.grad(loss, (0, 1)), in_dims=(None, None, 0)), dynamic=True)
+        w, v = torch.randn(3, 4), torch.randn(4, 2)
+        for n in (4, 2, 7):
+            x = torch.randn(n, 3)
+            h = (x @ w).tanh()
+            y = 2 * h @ v
+            slopes = (y @ v.t()) * (1 - h**2)
+            found = f(w, v, x)
+            torch.testing.assert_close(found[0], x[:, :, None] * slopes[:, None])
+            torch.testing.assert_close(found[1], h[:, :, None] * y[:, None])
+        assert f.cache_info().misses == 1
+
     def test_another_layout(self) -> None:
         f = jit(lambda x: (x * 2).reshape(-1), dynamic=True)
         for x in (torch.randn(3, 4), torch.randn(4, 3).t(), torch.randn(6, 8)[::2, ::2]):
