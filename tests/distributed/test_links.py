@@ -21,7 +21,7 @@ from fxforms.distributed.agents import gloo_pair
 from fxforms.distributed.agents.gloo_link import BUFFER, GlooLink
 from fxforms.distributed.agents.grpc import GrpcLink
 from fxforms.distributed.agents.grpc_door import Stream
-from fxforms.distributed.agents.linked import Cut
+from fxforms.distributed.agents.linked import Cut, Turn
 from fxforms.distributed.agents.pipe_link import PipeLink
 from fxforms.distributed.agents.shared_memory import Inbox, Outbox, Probe, shared
 from fxforms.distributed.message import Message, MessageType
@@ -125,6 +125,18 @@ def test_a_stream_from_a_stranger(pieces: list[bytes]) -> None:
             assert link.receive() is None  # a sign of life
         except (MessageError, Cut):
             ended = True
+
+
+def test_one_thread_at_a_time_has_the_turn() -> None:
+    passed: list[None] = []
+    kept, given = (Turn(lambda: passed.append(None)) for _ in range(2))
+    assert not kept.over()  # its thread goes on to receive
+    kept.end()
+    assert not passed
+    given.end()
+    given.end()
+    assert given.over()
+    assert len(passed) == 1
 
 
 def test_a_segment_is_used_again_when_its_tensors_are_gone() -> None:
