@@ -187,6 +187,18 @@ def test_a_message_goes_at_once_when_the_peer_was_heard() -> None:
     assert (len(call.sent), len(run)) == (2, 1)
 
 
+def test_what_cannot_be_sent_ends_the_streams() -> None:
+    call = Call([])
+
+    def refuse(piece: bytes | None) -> None:
+        raise ValueError("call error 8")
+
+    link = GrpcLink(TWO, Stream(call, Outgoing(refuse, call)), 1 << 20, 0)
+    with pytest.raises(Cut, match="8"):
+        link.send(Message(b"", (), MessageType.RREF_ACK, 1), None)
+    assert call.cancelled
+
+
 def test_both_streams_end_where_one_breaks() -> None:
     link, call, _ = linked([])
     call.broken()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -115,7 +116,8 @@ class GrpcAgent(LinkedAgent):
     def _beat(self, links: list[GrpcLink], silence: float) -> None:
         while not self.closed.wait(silence / 4):
             for link in links:
-                link.beat(silence, self.pool.submit)
+                with suppress(Cut):
+                    link.beat(silence, self.pool.submit)
 
     def _close(self) -> None:
         super()._close()

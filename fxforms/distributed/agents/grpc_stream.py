@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fxforms.distributed.agents.linked import Run
+from fxforms.distributed.agents.linked import Cut, Run
 from fxforms.errors import MessageError, WorkerLostError
 
 SMALL = 1 << 14  # bytes of a message that is sent at once, or with others in one piece
@@ -65,7 +65,11 @@ class Outgoing:
         self.unheard = False  # nothing came since the last message
 
     def put(self, data: bytes, run: Run | None) -> None:
-        """Send frames; ``run`` is given what may take long, None lets this thread do it."""
+        """Send frames; ``run`` is given what may take long, None lets this thread do it.
+
+        Raises:
+            Cut: the stream has ended.
+        """
         with self._lock:
             self._waiting.append(data)
             if self._sending:
@@ -108,9 +112,9 @@ class Outgoing:
             piece = self._gathered()
         try:
             self._send(piece)
-        except BaseException:
+        except Exception as error:  # gRPC takes nothing more: the call has ended
             self.context.cancel()
-            raise
+            raise Cut(str(error)) from None
         with self._lock:
             self._ended |= piece is None
             self._sending = bool(self._waiting) or self.ends > self._ended
