@@ -20,7 +20,13 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx import GraphModule
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx, track_tensor_tree
+from torch.fx.experimental import proxy_tensor
+from torch.fx.experimental.proxy_tensor import (
+    disable_proxy_modes_tracing,
+    get_proxy_mode,
+    make_fx,
+    track_tensor_tree,
+)
 from torch.fx.experimental.symbolic_shapes import (
     SYMPY_INTERP,
     DimDynamic,
@@ -33,7 +39,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fxforms import _substrate as substrate
 
-__all__ = ["DispatchMode"]
+__all__ = ["DispatchMode", "disable_proxy_modes_tracing"]
 
 # The tracer changes methods of nn.Module while it runs, so one thread traces at a time.
 tracer_lock = threading.RLock()
@@ -139,8 +145,11 @@ def outside_modes() -> Iterator[None]:
 
 
 def new_input(mode: FakeTensorMode, tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """A further input of the graph that is being recorded, for a real ``tensor``."""
-    made: torch.Tensor = mode.from_tensor(tensor, static_shapes=True)
+    """A further input of the graph that is being recorded, for ``tensor``.
+
+    That is a real tensor, or a fake one of the graph around, which stands for itself.
+    """
+    made = tensor if is_fake(tensor) else mode.from_tensor(tensor, static_shapes=True)
     recorder = get_proxy_mode()
     assert recorder is not None
     graph = recorder.tracer.graph
@@ -149,3 +158,27 @@ def new_input(mode: FakeTensorMode, tensor: torch.Tensor, name: str) -> torch.Te
         proxy = recorder.tracer.create_proxy("placeholder", name, (), {})
     track_tensor_tree(made, proxy, constant=None, tracer=recorder.tracer)
     return made
+
+
+def is_recorded(tensor: torch.Tensor) -> bool:
+    """True if the graph that is being recorded, in this thread or aside, has this fake tensor."""
+    recorder: Any = proxy_tensor._CURRENT_MAKE_FX_TRACER
+    return tensor in recorder.fx_tracer.tensor_tracker
+
+
+def is_aside() -> bool:
+    """True where nothing is being recorded."""
+    return get_proxy_mode() is None
+
+
+def mode_of(tensors: Sequence[torch.Tensor]) -> FakeTensorMode:
+    """The mode of the trace under way."""
+    mode: Any = detect_fake_mode(tensors)
+    return mode  # type: ignore[no-any-return]
+
+
+def record_part(function: Callable[..., Any], fakes: Sequence[torch.Tensor]) -> GraphModule:
+    """The operators that ``function`` runs on ``fakes``, as a graph inside of the one recorded."""
+    recorder: Any = proxy_tensor._CURRENT_MAKE_FX_TRACER
+    part: GraphModule = recorder.trace_subgraph(function, *fakes)
+    return part
