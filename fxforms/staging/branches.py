@@ -12,17 +12,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Interpreter
 
 from fxforms import _substrate as substrate
+from fxforms.control import cond
 from fxforms.errors import TraceError
 from fxforms.staging import fake
 from fxforms.staging.draws import draws
-from fxforms.staging.graphs import inputs_of
+from fxforms.staging.graphs import all_nodes, examples_of, inputs_of, is_mutable
 from fxforms.staging.identity import fold_identities
 from fxforms.staging.lift import PartLift
 from fxforms.staging.opaque import Recording, recording, stage_call
-from fxforms.staging.simplify import drop_zero_tangents, written
+from fxforms.staging.simplify import CHOICE, drop_zero_tangents, written
 
 Tensors = tuple[torch.Tensor, ...]
 FlatFunction = Callable[..., Tensors]
@@ -50,6 +51,9 @@ class Branch:
         refuse_writes(graph)
         self.graph = fold_identities(drop_zero_tangents(graph))
         self.captured, self.tokens = lift.captured, len(own.tokens)
+        if any(map(is_mutable, all_nodes(self.graph))):
+            pure = torch.func.functionalize(self.graph, remove="mutations")
+            self.graph = fake.record_part(pure, examples_of(self.graph))
         recording().bodies += own.bodies
 
     def draws(self) -> bool:
@@ -141,10 +145,25 @@ def as_node(
     ]
     everything = [*operands, *captured, *(active.tokens[-1:] if effect else [])]
     with torch.no_grad():
-        results = torch.ops.higher_order.cond(pred, *functions, everything)
+        results = CHOICE(pred, *functions, everything)
     if effect:
         active.tokens.append(results[-1])
     return tuple(results[: len(first.outputs)])
+
+
+class _AtLevels(Interpreter):
+    """Runs a graph with its choices as calls of ``cond``, which every level follows."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target is not CHOICE:
+            return super().call_function(target, args, kwargs)
+        pred, true_graph, false_graph, operands = args
+        return cond(pred, true_graph, false_graph, *operands)
+
+
+def at_levels(graph: GraphModule, operands: Sequence[torch.Tensor]) -> Any:
+    """What ``graph`` returns, under whatever levels are active."""
+    return _AtLevels(graph).run(*operands)
 
 
 class GraphTracer:
@@ -163,7 +182,7 @@ class GraphTracer:
     def is_known(self, tensor: torch.Tensor) -> bool:
         """True for a tensor of the graph, and for a real one; False for what is made aside."""
         tensor = substrate.physical(tensor)
-        return not fake.is_fake(tensor) or fake.is_recorded(tensor)
+        return not fake.is_fake(tensor) or fake.is_recorded_around(tensor)
 
 
 TRACER = GraphTracer()

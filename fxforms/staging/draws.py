@@ -10,6 +10,8 @@ import torch
 from torch.fx import GraphModule
 from torch.utils.checkpoint import get_device_states, set_device_states
 
+from fxforms.staging.graphs import all_nodes
+
 State = tuple[torch.Tensor, Any]
 
 
@@ -18,7 +20,7 @@ def draws(graph: GraphModule) -> bool:
     return any(
         torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
         or getattr(node.target, "namespace", "") == "fxforms"
-        for node in graph.graph.nodes
+        for node in all_nodes(graph)
     )
 
 

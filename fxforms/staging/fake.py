@@ -149,7 +149,7 @@ def new_input(mode: FakeTensorMode, tensor: torch.Tensor, name: str) -> torch.Te
 
     That is a real tensor, or a fake one of the graph around, which stands for itself.
     """
-    made = tensor if is_fake(tensor) else mode.from_tensor(tensor, static_shapes=True)
+    made = tensor if is_fake(tensor) else stand_in(mode, tensor)
     recorder = get_proxy_mode()
     assert recorder is not None
     graph = recorder.tracer.graph
@@ -160,10 +160,24 @@ def new_input(mode: FakeTensorMode, tensor: torch.Tensor, name: str) -> torch.Te
     return made
 
 
+def stand_in(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    """The fake tensor for a real one, always the same."""
+    made: torch.Tensor = mode.from_tensor(tensor, static_shapes=True)
+    return made
+
+
+_recorders: list[Any] = []  # of the graphs around the part that is being recorded
+
+
 def is_recorded(tensor: torch.Tensor) -> bool:
-    """True if the graph that is being recorded, in this thread or aside, has this fake tensor."""
+    """True if the graph that is being recorded has this fake tensor, also where that rests."""
     recorder: Any = proxy_tensor._CURRENT_MAKE_FX_TRACER
     return tensor in recorder.fx_tracer.tensor_tracker
+
+
+def is_recorded_around(tensor: torch.Tensor) -> bool:
+    """True if that graph has it, or one of those that it is a part of."""
+    return is_recorded(tensor) or any(tensor in x.tensor_tracker for x in _recorders)
 
 
 def is_aside() -> bool:
@@ -180,5 +194,9 @@ def mode_of(tensors: Sequence[torch.Tensor]) -> FakeTensorMode:
 def record_part(function: Callable[..., Any], fakes: Sequence[torch.Tensor]) -> GraphModule:
     """The operators that ``function`` runs on ``fakes``, as a graph inside of the one recorded."""
     recorder: Any = proxy_tensor._CURRENT_MAKE_FX_TRACER
-    part: GraphModule = recorder.trace_subgraph(function, *fakes)
+    _recorders.append(recorder.fx_tracer)
+    try:
+        part: GraphModule = recorder.trace_subgraph(function, *fakes)
+    finally:
+        _recorders.pop()
     return part

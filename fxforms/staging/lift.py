@@ -35,6 +35,8 @@ class Lift(fake.DispatchMode):  # type: ignore[no-untyped-call]
         """The fake input that stands for ``tensor``; a fake tensor stands for itself."""
         if fake.is_fake(tensor):
             return tensor
+        if fake.is_aside():
+            return fake.stand_in(self._mode, tensor)
         if id(tensor) not in self._inputs:
             name = f"captured_{len(self.captured)}"
             self.captured.append(tensor)
@@ -60,7 +62,7 @@ class PartLift(Lift):
         """The input of the part that stands for ``tensor``, if it is not of the part itself."""
         if not fake.is_fake(tensor):
             return super().input_for(tensor)
-        if not fake.is_recorded(tensor):
+        if not (fake.is_aside() or fake.is_recorded(tensor)):
             name = f"captured_{len(self.captured)}"
             self.captured.append(tensor)
             fake.new_input(self._mode, tensor, name)
