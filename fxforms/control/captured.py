@@ -13,8 +13,16 @@ from fxforms import _substrate as substrate
 from fxforms._tree import leaves, map_tensors
 
 _T = torch.Tensor
-# Ask of a tensor what only itself can answer.
+# Ask of a tensor what only itself can answer, as every getter does but for these.
 _ABOUT_ITSELF = {_T.requires_grad_, _T.register_hook, _T.retain_grad, _T.backward}
+_VIEWS = [getattr(_T, name).__get__ for name in ("T", "mT", "H", "mH", "real", "imag", "data")]
+
+
+def computes(func: Callable[..., Any]) -> bool:
+    """False for what tells something of a tensor, or registers something with it."""
+    if getattr(func, "__name__", "") == "__get__":
+        return func in _VIEWS
+    return func not in _ABOUT_ITSELF
 
 
 class _Watching(TorchFunctionMode):
@@ -34,7 +42,7 @@ class _Watching(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func not in _ABOUT_ITSELF:
+        if computes(func):
             args, kwargs = map_tensors(self.replacement, (args, kwargs or {}))
         output = func(*args, **(kwargs or {}))
         self.made(output)
@@ -42,10 +50,14 @@ class _Watching(TorchFunctionMode):
 
 
 class _Outside(_Watching):
-    """Tells the tensors from outside from those that are given or made inside."""
+    """Tells the tensors from outside from those that are given or made inside.
+
+    Not where a rule of the operator works with this level lowered: it was given what it needs.
+    """
 
     def __init__(self, given: Sequence[torch.Tensor]) -> None:
         super().__init__()
+        self.level = substrate.level_depth()
         self._inside: dict[int, Callable[[], torch.Tensor | None]] = {}
         self.made(list(given))
 
@@ -56,6 +68,8 @@ class _Outside(_Watching):
 
     def is_outside(self, tensor: torch.Tensor) -> bool:
         """True if ``tensor`` was neither given nor seen to be made."""
+        if substrate.level_depth() < self.level:
+            return False
         known = self._inside.get(id(tensor))
         return known is None or known() is not tensor
 
@@ -77,12 +91,11 @@ class Found(_Outside):
         super().__init__(given)
         self.tensors: list[torch.Tensor] = []
         self._was_there = was_there
-        self._level = substrate.level_depth()
 
     def replacement(self, tensor: torch.Tensor) -> torch.Tensor:
         if self.is_outside(tensor):
             self.made(tensor)
-            if substrate.level_of(tensor) <= self._level and self._was_there(tensor):
+            if substrate.level_of(tensor) <= self.level and self._was_there(tensor):
                 self.tensors.append(tensor)
         return tensor
 

@@ -18,7 +18,7 @@ from fxforms import _substrate as substrate
 from fxforms.control import cond
 from fxforms.errors import TraceError
 from fxforms.staging import fake
-from fxforms.staging.draws import draws
+from fxforms.staging.draws import is_draw
 from fxforms.staging.graphs import all_nodes, examples_of, inputs_of, is_mutable
 from fxforms.staging.identity import fold_identities
 from fxforms.staging.lift import PartLift
@@ -58,7 +58,7 @@ class Branch:
 
     def draws(self) -> bool:
         """True if it draws random numbers."""
-        return draws(self.graph)
+        return any(map(is_draw, all_nodes(self.graph)))
 
     def on(self, count: int, places: Sequence[int], effect: bool) -> FlatFunction:
         """The graph as a function of ``count`` operands and of all that is captured.
