@@ -58,7 +58,7 @@ class Choice(Primitive):
 
     def evaluate(self, *operands: torch.Tensor) -> Tensors:
         """The choice in the graph, with no level active."""
-        if recorded(operands):
+        if recorded(operands) and any(self.inexact):
             apply: Any = PlainNode.apply
             outputs: Tensors = apply(self, *operands)
             return outputs
@@ -70,7 +70,9 @@ class Choice(Primitive):
         return outputs
 
     def grad_rule(self, *operands: torch.Tensor) -> Tensors:
-        """A node of the top level's graph."""
+        """A node of the top level's graph, where an output has a derivative."""
+        if not any(self.inexact):
+            return lowered(self, operands)
         outputs: Tensors = apply_single_level(LevelNode, (self, *operands))
         return outputs
 
@@ -78,6 +80,8 @@ class Choice(Primitive):
         self, primals: Tensors, tangents: tuple[torch.Tensor | None, ...]
     ) -> tuple[Any, Any]:
         """One choice between branches of primals and tangents."""
+        if not any(self.inexact):
+            return self.bind(*primals), [None] * len(self.inexact)
         mask = [t is not None for t in tangents[1:]]
         moving = [t for t in tangents[1:] if t is not None]
         inexact = [*self.inexact, *[True] * sum(self.inexact)]
@@ -144,13 +148,19 @@ class PlainNode(torch.autograd.Function):
     backward = staticmethod(backward)
 
 
-def _level_forward(ctx: Any, choice: Choice, *operands: torch.Tensor) -> Tensors:
+def lowered(choice: Choice, operands: Tensors) -> Tensors:
+    """``choice`` one level down, from a grad level."""
     interpreter = current_interpreter()
     assert isinstance(interpreter, GradInterpreter)
     inner = interpreter.unwrap(operands)
     with interpreter.lower():
         results = choice.bind(*inner)
     outputs: Tensors = interpreter.wrap(results, inner, operands)
+    return outputs
+
+
+def _level_forward(ctx: Any, choice: Choice, *operands: torch.Tensor) -> Tensors:
+    outputs = lowered(choice, operands)
     remember(ctx, choice, operands, outputs)
     return outputs
 

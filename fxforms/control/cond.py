@@ -13,7 +13,7 @@ from fxforms._tree import flatten, leaf_paths, show, take_tensors
 from fxforms.control.captured import Found, Masked, Replaced
 from fxforms.control.choice import Branches, Choice
 from fxforms.errors import ArgumentError, MutationError, StructureError, describe, name_of
-from fxforms.functions.inline import differentiated
+from fxforms.functions.inline import has_tangent
 from fxforms.functions.opaque import Tracer, ValueNeeded
 from fxforms.functions.presented import presented
 from fxforms.transforms.flat import Tensors, is_inexact
@@ -87,9 +87,14 @@ def checked(pred: Any, branches: Pair) -> torch.Tensor:
     if not is_tensor or pred.dtype is not torch.bool:
         advice = "Compare it with something, as in x > 0."
     raise ArgumentError(
-        f"cond({', '.join(map(name_of, branches))}): the predicate is {describe(pred)}, and must "
-        f"be a bool, or a torch.bool tensor of one element. {advice}"
+        f"{call(branches)}: the predicate is {describe(pred)}, and must be a bool, or a torch.bool "
+        f"tensor of one element. {advice}"
     )
+
+
+def call(branches: Pair) -> str:
+    """The call as a message names it."""
+    return f"cond({name_of(branches[0])}, {name_of(branches[1])})"
 
 
 def is_anywhere_batched(tensor: torch.Tensor) -> bool:
@@ -142,9 +147,21 @@ def masked(taken: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     by an infinity, and the NaN reaches the operand. So ``where`` stands at its inputs as well: back
     through it comes a zero for each sample that does not take the branch, and no tangent goes in.
     """
-    if not (is_inexact(tensor) and differentiated((tensor,))):
+    if not (is_inexact(tensor) and is_followed(tensor)):
         return tensor
     return torch.where(taken, tensor, tensor.detach())
+
+
+def is_followed(tensor: torch.Tensor) -> bool:
+    """True if a derivative by ``tensor`` may be taken at some level, or by plain autograd."""
+    forward = substrate.dual_level_open()
+    while not tensor.requires_grad:
+        if not substrate.is_wrapped(tensor):
+            return forward and has_tangent(tensor)
+        if forward and not substrate.is_batched(tensor):
+            return True
+        tensor = substrate.unwrapped(tensor)
+    return True
 
 
 def staged(tracer: Tracer, pred: torch.Tensor, branches: Pair, operands: tuple[Any, ...]) -> Any:
@@ -158,8 +175,6 @@ def staged(tracer: Tracer, pred: torch.Tensor, branches: Pair, operands: tuple[A
         return output
     captured = watching.tensors
     likes, restore = take_tensors(output)
-    if not likes:
-        return output
     flat = tuple([flat_branch(branch, put, len(tensors), captured) for branch in branches])
     choice = Choice(tracer.choose, flat, [is_inexact(x) for x in likes])
     return restore(choice.bind(pred, *tensors, *map(presented, captured)))
@@ -188,8 +203,8 @@ def merged(
     (ours, spec), (others, other_spec) = map(flatten, found)
     if spec != other_spec:
         raise StructureError(
-            f"cond: the branches return different structures. {name_of(branches[0])} returns "
-            f"{show(spec)} and {name_of(branches[1])} {show(other_spec)}{odd_leaf(found)}. Return "
+            f"{call(branches)}: the branches return different structures. true_fn returns "
+            f"{show(spec)} and false_fn {show(other_spec)}{odd_leaf(found)}. Return "
             f"the same from both."
         )
     return spec.unflatten(
@@ -223,6 +238,6 @@ def same(branches: Pair, output: Any, index: int, x: Any, y: Any) -> Any:
     if not is_tensor:
         advice = "Return it as a tensor (torch.tensor), which may differ between the branches."
     raise StructureError(
-        f"cond: {leaf_paths(output, 'output')[index]} is {describe(x)} in {name_of(branches[0])} "
-        f"and {describe(y)} in {name_of(branches[1])}. {advice}"
+        f"{call(branches)}: {leaf_paths(output, 'output')[index]} is {describe(x)} in true_fn and "
+        f"{describe(y)} in false_fn. {advice}"
     )

@@ -143,6 +143,8 @@ def as_node(
         branch.on(len(operands), [ids.index(id(x)) for x in branch.captured], effect)
         for branch in (first, second)
     ]
+    if not (first.outputs or effect):
+        return ()
     everything = [*operands, *captured, *(active.tokens[-1:] if effect else [])]
     with torch.no_grad():
         results = CHOICE(pred, *functions, everything)
