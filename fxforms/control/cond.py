@@ -11,7 +11,7 @@ import torch
 from fxforms import _substrate as substrate
 from fxforms._tree import flatten, leaf_paths, show, take_tensors
 from fxforms.control.captured import Found, Masked, Replaced
-from fxforms.control.choice import Branches, Choice
+from fxforms.control.choice import Choice
 from fxforms.errors import ArgumentError, MutationError, StructureError, describe, name_of
 from fxforms.functions.inline import has_tangent
 from fxforms.functions.opaque import Tracer, ValueNeeded
@@ -20,6 +20,8 @@ from fxforms.transforms.flat import Tensors, is_inexact
 
 Pair = tuple[Callable[..., Any], Callable[..., Any]]
 Put = Callable[[Sequence[Any]], Any]
+_compiling = torch.compiler.is_dynamo_compiling
+_outside_graph: Callable[[Any], Any] = torch.compiler.disable
 
 
 def cond(
@@ -62,6 +64,8 @@ def cond(
 
     The meaning is that of ``jax.lax.cond``, and the names are those of ``torch.cond``.
     """
+    if _compiling():
+        return _outside_graph(cond)(pred, true_fn, false_fn, *operands)
     branches = true_fn, false_fn
     if isinstance(pred, bool):
         return branches[not pred](*operands)
@@ -175,8 +179,9 @@ def staged(tracer: Tracer, pred: torch.Tensor, branches: Pair, operands: tuple[A
         return output
     captured = watching.tensors
     likes, restore = take_tensors(output)
-    flat = tuple([flat_branch(branch, put, len(tensors), captured) for branch in branches])
-    choice = Choice(tracer.choose, flat, [is_inexact(x) for x in likes])
+    flat = partial(flat_branch, put=put, count=len(tensors), captured=captured)
+    both = flat(branches[0]), flat(branches[1])
+    choice = Choice(tracer.choose, both, [is_inexact(x) for x in likes])
     return restore(choice.bind(pred, *tensors, *map(presented, captured)))
 
 

@@ -8,6 +8,7 @@ operator asks.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -151,6 +152,26 @@ def as_node(
     if effect:
         active.tokens.append(results[-1])
     return tuple(results[: len(first.outputs)])
+
+
+def take(pred: torch.Tensor, first: Any, second: Any, operands: Sequence[torch.Tensor]) -> Any:
+    """The branch that ``pred`` chooses, run; torch's operator costs fifty times a small branch."""
+    return (first if pred else second).forward(*operands)
+
+
+def runnable(graph: GraphModule) -> GraphModule:
+    """``graph`` for being run operator by operator: a copy if there is a choice in it."""
+    if not any(node.target is CHOICE for node in graph.graph.nodes):
+        return graph
+    made = GraphModule(graph, copy.deepcopy(graph.graph))
+    for node in made.graph.nodes:
+        if node.target is CHOICE:
+            node.target = take
+    for name, part in list(made.named_children()):
+        if isinstance(part, GraphModule):
+            setattr(made, name, runnable(part))
+    made.recompile()
+    return made
 
 
 class _AtLevels(Interpreter):

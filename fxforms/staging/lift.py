@@ -55,8 +55,8 @@ class Lift(fake.DispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-class PartLift(Lift):
-    """The same for a part of a graph, of which a tensor of the graph around becomes an input too."""
+class PartLift(Lift):  # type: ignore[no-untyped-call]
+    """The same for a part of a graph; a tensor of the graph around becomes an input too."""
 
     def input_for(self, tensor: torch.Tensor) -> torch.Tensor:
         """The input of the part that stands for ``tensor``, if it is not of the part itself."""

@@ -35,8 +35,8 @@ _ASKS: dict[Any, str] = {
 _SHOWS = {_T.__repr__, _T.__format__}
 _WAYS_OUT = (
     "Inside jit a tensor has a shape but no value until the call. Choose between values with "
-    "torch.where, make an argument that decides the program a static one (static_argnums), or "
-    "call fxforms.pure_callback for a part that must run in Python."
+    "torch.where, between programs with fxforms.cond, make an argument that decides the program a "
+    "static one (static_argnums), or call fxforms.pure_callback for a part that must run in Python."
 )
 
 
