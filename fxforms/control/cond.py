@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fxforms import _substrate as substrate
-from fxforms._tree import flatten, leaf_paths, show, take_tensors
+from fxforms._tree import flatten, leaf_paths, map_tensors, show, take_tensors
 from fxforms.control.captured import Found, Masked, Replaced
 from fxforms.control.choice import Choice
 from fxforms.errors import ArgumentError, MutationError, StructureError, describe, name_of
@@ -132,7 +132,7 @@ def run_masked(
     watching = Masked(given, mask)
     before = substrate.versions((*given,))
     with watching:
-        output = branch(*put(given))
+        output = called(branch, put(given))
     if before != substrate.versions((*given,)) or watching.changed():
         raise MutationError(
             f"cond: {name_of(branch)} changed a tensor in place that it was given or captures, and "
@@ -171,28 +171,36 @@ def is_followed(tensor: torch.Tensor) -> bool:
 def staged(tracer: Tracer, pred: torch.Tensor, branches: Pair, operands: tuple[Any, ...]) -> Any:
     """Both branches in the graph that is being traced."""
     tensors, put = take_tensors(operands)
-    tensors = [presented(x) for x in tensors]
     with tracer.aside(), Found(tensors, tracer.is_known) as watching:
-        found = [branch(*put(tensors)) for branch in branches]
+        found = [called(branch, put(tensors)) for branch in branches]
     output = merged(branches, found, lambda x, y: x)
     if tracer.is_aside():
         return output
     captured = watching.tensors
     likes, restore = take_tensors(output)
-    flat = partial(flat_branch, put=put, count=len(tensors), captured=captured)
+    known = [*tensors, *captured]
+    flat = partial(flat_branch, put=put, count=len(tensors), known=known)
     both = flat(branches[0]), flat(branches[1])
     choice = Choice(tracer.choose, both, [is_inexact(x) for x in likes])
-    return restore(choice.bind(pred, *tensors, *map(presented, captured)))
+    return restore(choice.bind(pred, *map(presented, known)))
+
+
+def called(branch: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
+    """What ``branch`` returns; a captured tensor that it returns as it is, is seen too."""
+    return map_tensors(presented, branch(*operands))
 
 
 def flat_branch(
-    branch: Callable[..., Any], put: Put, count: int, captured: Sequence[torch.Tensor]
+    branch: Callable[..., Any], put: Put, count: int, known: Sequence[torch.Tensor]
 ) -> Callable[..., Tensors]:
-    """``branch`` as a flat function of its ``count`` tensors, then those that it captures."""
+    """``branch`` as a flat function of its ``count`` tensors, then those that it captures.
+
+    ``known``: the tensors that these are; a branch may capture one that it is given as well.
+    """
 
     def flat(*tensors: torch.Tensor) -> Tensors:
-        with Replaced(captured, tensors[count:]):
-            return tuple(take_tensors(branch(*put(tensors[:count])))[0])
+        with Replaced(known, tensors):
+            return tuple(take_tensors(called(branch, put(tensors[:count])))[0])
 
     return flat
 

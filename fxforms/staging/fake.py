@@ -106,7 +106,8 @@ def must_stage(operands: Sequence[torch.Tensor]) -> bool:
     """
     if any(map(is_fake, operands)):
         return True
-    return get_proxy_mode() is not None and not any(map(substrate.is_wrapped, operands))
+    recording = proxy_tensor._CURRENT_MAKE_FX_TRACER is not None and detect_fake_mode() is not None
+    return recording and not any(map(substrate.is_wrapped, operands))
 
 
 def is_fake(value: object) -> bool:
