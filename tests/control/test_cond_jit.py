@@ -70,7 +70,12 @@ def test_derivatives_inside(x: torch.Tensor, options: Any) -> None:
 def test_mixed_derivatives_inside(x: torch.Tensor, a: Any, b: Any) -> None:
     found = jit(a(b(loss, argnums=1), argnums=0), backend="eager")(x, W)
     torch.testing.assert_close(found, by_w_and_x(x, W))
-    found = jit(vmap(a(b(loss)), in_dims=(None, 0)), backend="eager")(x, torch.stack([W, 2 * W]))
+
+
+@SIDES
+@pytest.mark.parametrize("inner", [jacrev, jacfwd])
+def test_a_batch_that_shares_the_predicate(x: torch.Tensor, inner: Any) -> None:
+    found = jit(vmap(jacrev(inner(loss)), in_dims=(None, 0)))(x, torch.stack([W, 2 * W]))
     torch.testing.assert_close(found, torch.stack([by_x_twice(x, W), by_x_twice(x, 2 * W)]))
 
 
@@ -93,7 +98,7 @@ def test_plain_autograd_twice(x: torch.Tensor, options: Any) -> None:
     (first,) = torch.autograd.grad(jit(loss, **options)(x, w), x, create_graph=True)
     torch.testing.assert_close(first, by_x(x, W).detach())
     (first**2).sum().backward()
-    slopes, x = 2 * by_x(x.detach(), W), x
+    slopes = 2 * by_x(x.detach(), W)
     torch.testing.assert_close(x.grad, by_x_twice(x.detach(), W) @ slopes)
     torch.testing.assert_close(w.grad, by_w_and_x(x.detach(), W) @ slopes)
 
@@ -290,6 +295,7 @@ def test_the_tools_see_it() -> None:
         torch.testing.assert_close(program(x, W)[0], by_x(x, W))
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_it_is_saved_and_loaded(tmp_path: Any) -> None:
     path = str(tmp_path / "slope.pt2")
     fxforms.save(grad(loss), path, X, W)
