@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import fxforms
 from fxforms import cond, grad, hessian, hvp, jacfwd, jacrev, jvp, linearize, vjp, vmap
 
+staged = partial(fxforms.jit, backend="eager")
 X = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
 SIGNED = torch.tensor([4.0, 0.0, -1.0], dtype=torch.float64)
 
@@ -125,7 +127,7 @@ def test_one_predicate_for_the_batch_runs_one_branch() -> None:
     assert ran == ["true", "false"]
 
 
-@pytest.mark.parametrize("outer", [lambda f: f, fxforms.jit])
+@pytest.mark.parametrize("outer", [lambda f: f, staged])
 def test_a_batched_predicate_selects(outer: Any) -> None:
     rows = torch.stack([X, -X, 2 * X])
     torch.testing.assert_close(outer(vmap(piecewise))(rows), torch.stack([*map(value, rows)]))
@@ -135,7 +137,7 @@ def test_a_batched_predicate_selects(outer: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("outer", [lambda f: f, fxforms.jit])
+@pytest.mark.parametrize("outer", [lambda f: f, staged])
 @pytest.mark.parametrize(
     ("transform", "closed_form"),
     [
@@ -179,7 +181,7 @@ class Reciprocal(fxforms.Function):
         return -10 * cotangent / x**2
 
 
-@pytest.mark.parametrize("outer", [lambda f: f, fxforms.jit])
+@pytest.mark.parametrize("outer", [lambda f: f, staged])
 def test_a_captured_tensor_gets_no_nan_either(outer: Any) -> None:
     """Weights that all samples share, met by an operator, a method and a custom Function."""
     w = torch.tensor(2.0, dtype=torch.float64)
@@ -195,7 +197,7 @@ def test_a_captured_tensor_gets_no_nan_either(outer: Any) -> None:
     torch.testing.assert_close(outer(grad(loss))(w), expected)
 
 
-@pytest.mark.parametrize("outer", [lambda f: f, fxforms.jit])
+@pytest.mark.parametrize("outer", [lambda f: f, staged])
 def test_a_captured_operand_of_a_custom_function(outer: Any) -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         return cond(x > 0, lambda: Reciprocal.apply(x), lambda: 0 * x)
@@ -243,7 +245,7 @@ def test_predicates_in_each_other() -> None:
     found = vmap(grad(f, argnums=(0, 1)))(xs, ys)
     torch.testing.assert_close(found[0], xs.new_tensor([-0.5, -3.0, -2.0, -2.0]))
     torch.testing.assert_close(found[1], xs.new_tensor([0.5, 1.0, 0.0, 0.0]))
-    torch.testing.assert_close(fxforms.jit(vmap(grad(f, argnums=(0, 1))))(xs, ys), found)
+    torch.testing.assert_close(staged(vmap(grad(f, argnums=(0, 1))))(xs, ys), found)
 
 
 @pytest.mark.parametrize("inner", [grad, torch.func.grad])

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from fxforms import _substrate, cond, errors, grad, jit, vmap
+import fxforms
+from fxforms import _substrate, cond, errors, grad, vmap
 
+jit = partial(fxforms.jit, backend="eager")
 X = torch.tensor([1.0, 2.0])
 ROWS = torch.stack([X, -X])
 
@@ -23,7 +26,7 @@ def nothing_is_left() -> Iterator[None]:
     )
     f = lambda x: cond(x.sum() > 0, torch.sin, torch.cos, x).sum()  # noqa: E731
     torch.testing.assert_close(grad(f)(X), X.cos())
-    torch.testing.assert_close(jit(grad(f), backend="eager")(-X), X.sin())
+    torch.testing.assert_close(jit(grad(f))(-X), X.sin())
 
 
 @pytest.mark.parametrize(
@@ -64,7 +67,7 @@ UNLIKE = {
     "run",
     [
         lambda f: vmap(f)(ROWS),
-        lambda f: jit(f, backend="eager")(X),
+        lambda f: jit(f)(X),
         lambda f: jit(vmap(f))(ROWS),
         lambda f: grad(lambda x: jit(f)(x)[0].sum())(X),
     ],
@@ -83,7 +86,7 @@ def test_a_change_in_place_that_samples_share(captures: bool) -> None:
     with pytest.raises(errors.MutationError, match="the predicate is batched"):
         vmap(f)(ROWS.clone())
     with pytest.raises(errors.TraceError, match=r"changes in place a tensor of shape \(2,\)"):
-        jit(f, backend="eager")(X.clone())
+        jit(f)(X.clone())
 
 
 def test_a_change_in_place_of_a_tensor_of_the_branch_is_fine() -> None:
@@ -96,11 +99,11 @@ def test_a_change_in_place_of_a_tensor_of_the_branch_is_fine() -> None:
 
         return cond(x.sum() > 0, changed, lambda: 3 * x)
 
-    for run in (f, jit(f, backend="eager")):
+    for run in (f, jit(f)):
         assert torch.equal(run(X), torch.tensor([7.0, 5.0]))
         assert torch.equal(run(-X), -3 * X)
     assert torch.equal(vmap(f)(ROWS), torch.tensor([[7.0, 5.0], [-3.0, -6.0]]))
-    total = jit(grad(lambda x: f(x).sum()), backend="eager")
+    total = jit(grad(lambda x: f(x).sum()))
     assert torch.equal(total(X), torch.tensor([0.0, 2.0]))
 
 
