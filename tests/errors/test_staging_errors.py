@@ -88,11 +88,12 @@ Python.""",
         self.check(
             refused(f),
             """\
-TraceError: test_staging_errors.py: : float() needs the value of a torch.float32
-tensor of shape (). Inside jit a tensor has a shape but no value until the call.
-Choose between values with torch.where, between programs with fxforms.cond, make
-an argument that decides the program a static one (static_argnums), or call
-fxforms.pure_callback for a part that must run in Python.""",
+TraceError: test_staging_errors.py: return x * float(scale): float() needs the
+value of a torch.float32 tensor of shape (). Inside jit a tensor has a shape but
+no value until the call. Choose between values with torch.where, between
+programs with fxforms.cond, make an argument that decides the program a static
+one (static_argnums), or call fxforms.pure_callback for a part that must run in
+Python.""",
         )
 
     def test_print(self) -> None:
@@ -103,8 +104,8 @@ fxforms.pure_callback for a part that must run in Python.""",
         self.check(
             refused(f),
             """\
-TraceError: test_staging_errors.py: def test_print(self) -> None:: printing a
-torch.float32 tensor of shape (3,), which has no value while jit traces. Write
+TraceError: test_staging_errors.py: print("x is", x): printing a torch.float32
+tensor of shape (3,), which has no value while jit traces. Write
 fxforms.debug.print, which prints at every call.""",
         )
 
@@ -115,7 +116,7 @@ fxforms.debug.print, which prints at every call.""",
         self.check(
             refused(f),
             """\
-TraceError: test_staging_errors.py: def f(x: Tensor) -> Tensor:: printing a
+TraceError: test_staging_errors.py: return x * len(f"{x}"): printing a
 torch.float32 tensor of shape (3,), which has no value while jit traces. Write
 fxforms.debug.print, which prints at every call.""",
         )
@@ -127,12 +128,13 @@ fxforms.debug.print, which prints at every call.""",
         self.check(
             refused(f),
             """\
-TraceError: test_staging_errors.py: def test_numpy(self) -> None:: numpy() needs
-the value of a torch.float32 tensor of shape (3,). Inside jit a tensor has a
-shape but no value until the call. Choose between values with torch.where,
-between programs with fxforms.cond, make an argument that decides the program a
-static one (static_argnums), or call fxforms.pure_callback for a part that must
-run in Python.""",
+TraceError: test_staging_errors.py: return x +
+torch.from_numpy(np.sin(x.numpy())): numpy() needs the value of a torch.float32
+tensor of shape (3,). Inside jit a tensor has a shape but no value until the
+call. Choose between values with torch.where, between programs with
+fxforms.cond, make an argument that decides the program a static one
+(static_argnums), or call fxforms.pure_callback for a part that must run in
+Python.""",
         )
 
     def test_numpy_function(self) -> None:
@@ -142,12 +144,12 @@ run in Python.""",
         self.check(
             refused(f),
             """\
-TraceError: test_staging_errors.py: def test_numpy_function(self) -> None::
-NumPy needs the value of a torch.float32 tensor of shape (3,). Inside jit a
-tensor has a shape but no value until the call. Choose between values with
-torch.where, between programs with fxforms.cond, make an argument that decides
-the program a static one (static_argnums), or call fxforms.pure_callback for a
-part that must run in Python.""",
+TraceError: test_staging_errors.py: return x + np.sin(x): NumPy needs the value
+of a torch.float32 tensor of shape (3,). Inside jit a tensor has a shape but no
+value until the call. Choose between values with torch.where, between programs
+with fxforms.cond, make an argument that decides the program a static one
+(static_argnums), or call fxforms.pure_callback for a part that must run in
+Python.""",
         )
 
     def test_nonzero(self) -> None:
@@ -157,12 +159,12 @@ part that must run in Python.""",
         self.check(
             refused(f),
             """\
-TraceError: test_staging_errors.py: def test_nonzero(self) -> None:: a traced
-tensor has no value to give (aten.nonzero.default). Inside jit a tensor has a
-shape but no value until the call. Choose between values with torch.where,
-between programs with fxforms.cond, make an argument that decides the program a
-static one (static_argnums), or call fxforms.pure_callback for a part that must
-run in Python.""",
+TraceError: test_staging_errors.py: return x.nonzero(): a traced tensor has no
+value to give (aten.nonzero.default). Inside jit a tensor has a shape but no
+value until the call. Choose between values with torch.where, between programs
+with fxforms.cond, make an argument that decides the program a static one
+(static_argnums), or call fxforms.pure_callback for a part that must run in
+Python.""",
         )
 
     def test_mask(self) -> None:
@@ -172,12 +174,12 @@ run in Python.""",
         self.check(
             refused(f),
             """\
-TraceError: test_staging_errors.py: def test_mask(self) -> None:: a traced
-tensor has no value to give (aten.nonzero.default). Inside jit a tensor has a
-shape but no value until the call. Choose between values with torch.where,
-between programs with fxforms.cond, make an argument that decides the program a
-static one (static_argnums), or call fxforms.pure_callback for a part that must
-run in Python.""",
+TraceError: test_staging_errors.py: return x[x > 1].sum(): a traced tensor has
+no value to give (aten.nonzero.default). Inside jit a tensor has a shape but no
+value until the call. Choose between values with torch.where, between programs
+with fxforms.cond, make an argument that decides the program a static one
+(static_argnums), or call fxforms.pure_callback for a part that must run in
+Python.""",
         )
 
     def test_under_a_transform(self) -> None:
@@ -187,12 +189,13 @@ run in Python.""",
         self.check(
             refused(f),
             """\
-TraceError: test_staging_errors.py: run in Python.\"\"\",: a Python condition (if,
-while, and, or, not) needs the value of a torch.bool tensor of shape (). Inside
-jit a tensor has a shape but no value until the call. Choose between values with
-torch.where, between programs with fxforms.cond, make an argument that decides
-the program a static one (static_argnums), or call fxforms.pure_callback for a
-part that must run in Python.""",
+TraceError: test_staging_errors.py: return fxforms.vmap(fxforms.grad(lambda y:
+y**2 if y > 0 else y))(x): a Python condition (if, while, and, or, not) needs
+the value of a torch.bool tensor of shape (). Inside jit a tensor has a shape
+but no value until the call. Choose between values with torch.where, between
+programs with fxforms.cond, make an argument that decides the program a static
+one (static_argnums), or call fxforms.pure_callback for a part that must run in
+Python.""",
         )
 
     def test_in_a_function_that_is_called(self) -> None:
@@ -202,10 +205,10 @@ part that must run in Python.""",
         self.check(
             refused(lambda x: x + torch.tensor(helper(x))),
             """\
-TraceError: test_staging_errors.py: def helper(x: Tensor) -> list[float]::
-item() needs the value of a torch.float32 tensor of shape (). Inside jit a
-tensor has a shape but no value until the call. Choose between values with
-torch.where, between programs with fxforms.cond, make an argument that decides
-the program a static one (static_argnums), or call fxforms.pure_callback for a
-part that must run in Python.""",
+TraceError: test_staging_errors.py: return x.tolist(): item() needs the value of
+a torch.float32 tensor of shape (). Inside jit a tensor has a shape but no value
+until the call. Choose between values with torch.where, between programs with
+fxforms.cond, make an argument that decides the program a static one
+(static_argnums), or call fxforms.pure_callback for a part that must run in
+Python.""",
         )
