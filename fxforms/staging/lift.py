@@ -23,6 +23,8 @@ class Lift(fake.DispatchMode):  # type: ignore[no-untyped-call]
         captured: the real tensors met so far.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, mode: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.captured: list[torch.Tensor] = []
@@ -33,6 +35,8 @@ class Lift(fake.DispatchMode):  # type: ignore[no-untyped-call]
         """The fake input that stands for ``tensor``; a fake tensor stands for itself."""
         if fake.is_fake(tensor):
             return tensor
+        if fake.is_aside():
+            return fake.stand_in(self._mode, tensor)
         if id(tensor) not in self._inputs:
             name = f"captured_{len(self.captured)}"
             self.captured.append(tensor)
@@ -49,3 +53,17 @@ class Lift(fake.DispatchMode):  # type: ignore[no-untyped-call]
         if func not in _FRESH:
             args, kwargs = map_tensors(self.input_for, (args, kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+class PartLift(Lift):  # type: ignore[no-untyped-call]
+    """The same for a part of a graph; a tensor of the graph around becomes an input too."""
+
+    def input_for(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The input of the part that stands for ``tensor``, if it is not of the part itself."""
+        if not fake.is_fake(tensor):
+            return super().input_for(tensor)
+        if not (fake.is_aside() or fake.is_recorded(tensor)):
+            name = f"captured_{len(self.captured)}"
+            self.captured.append(tensor)
+            fake.new_input(self._mode, tensor, name)
+        return tensor
