@@ -24,8 +24,8 @@ from fxforms.functions.faults import overwritten, residual_after_change
 from fxforms.functions.first_call import ContainerFound
 from fxforms.functions.inline import (
     batched_on_top,
+    last_to_differentiate,
     only_vmaps,
-    vmaps_below,
 )
 from fxforms.functions.loop import Unmappable
 from fxforms.functions.opaque import ValueNeeded
@@ -169,14 +169,13 @@ def needs_split(rules: FunctionRules, operands: tuple[Any, ...]) -> bool:
     """True if what ``forward`` saves must be an output of its own, for other levels to see."""
     if not rules.combined:
         return rules.splits
-    *below, top = substrate.level_handles()
-    transform = int(top.key())
-    if transform == VMAP:
+    top = substrate.top_transform()
+    if top == VMAP:
         return not ((rules.vmap and batched_on_top(operands)) or only_vmaps(operands))
-    if transform not in (GRAD, JVP) or (transform == GRAD and not rules.root.saves_no_residual):
+    if top not in (GRAD, JVP) or (top == GRAD and not rules.root.saves_no_residual):
         return True
-    maps = not below or (rules.vmap_method == "derive" and not rules.root.loops)
-    return not (maps and vmaps_below(below, operands, transform))
+    maps = substrate.level_depth() == 1 or (rules.vmap_method == "derive" and not rules.root.loops)
+    return not (maps and last_to_differentiate(operands, top))
 
 
 def enter_split(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:

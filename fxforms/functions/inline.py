@@ -72,16 +72,12 @@ def last_to_differentiate(operands: tuple[Any, ...], transform: int) -> bool:
 
     ``transform`` is that of the top level.
     """
-    return vmaps_below(substrate.level_handles()[:-1], operands, transform)
-
-
-def vmaps_below(below: Sequence[Any], operands: tuple[Any, ...], transform: int) -> bool:
-    """The same, of the handles of the levels below the top one."""
-    for handle in below:
-        if int(handle.key()) != VMAP:
-            return False
-    depth, unwrap = len(below) + 1, substrate.unwrap_for_grad
-    if recorded([unwrap(x, depth) for x in operands if isinstance(x, torch.Tensor)]):
+    depth, unwrap = substrate.level_depth(), substrate.unwrap_for_grad
+    if torch.is_grad_enabled():
+        for x in operands:
+            if isinstance(x, torch.Tensor) and substrate.unbatched(unwrap(x, depth)).requires_grad:
+                return False
+    if depth > 1 and any(level != VMAP for level in substrate.level_transforms()[:-1]):
         return False
     return not substrate.dual_level_open() or (transform == JVP and substrate.is_only_jvp_level())
 
