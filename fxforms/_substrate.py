@@ -49,7 +49,7 @@ transforms_active = _are_functorch_transforms_active
 current_level = _functorch.current_level
 level_depth = _functorch.get_dynamic_layer_stack_depth
 peek_level: Any = _functorch.peek_interpreter_stack
-_interpreter_stack: Any = _functorch.get_interpreter_stack
+level_handles: Any = _functorch.get_interpreter_stack
 pop_level = _functorch.pop_dynamic_layer_stack
 push_level = _functorch.push_dynamic_layer_stack
 undo_levels_to_depth = _functorch.pop_dynamic_layer_stack_and_undo_to_depth
@@ -105,12 +105,12 @@ def make_function(
 
 
 def versions(operands: tuple[Any, ...]) -> list[int]:
-    """The version counters of the tensors among ``operands``; a change in place raises one.
-
-    Tensors made in inference mode have none.
-    """
-    tensors = [physical(x) for x in operands if isinstance(x, torch.Tensor)]
-    return [x._version for x in tensors if not x.is_inference()]
+    """The version of each of ``operands`` that has one: a change in place raises it."""
+    found = []
+    for x in operands:
+        if isinstance(x, torch.Tensor) and not (x := physical(x)).is_inference():
+            found.append(x._version)
+    return found
 
 
 def autograd_apply(function: Any) -> Any:
@@ -125,7 +125,7 @@ __all__ = ["BackwardCFunction", "FunctionMeta"]
 
 def level_transforms() -> list[int]:
     """The transform of each level, outermost first."""
-    return [int(handle.key()) for handle in _interpreter_stack() or ()]
+    return [int(handle.key()) for handle in level_handles() or ()]
 
 
 def top_transform() -> int:

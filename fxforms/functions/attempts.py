@@ -4,34 +4,76 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from fxforms import _substrate as substrate
 from fxforms.errors import RuleError
-from fxforms.functions.context import as_tuple
-from fxforms.functions.faults import overwritten, refuse_opaque, values_of_samples
+from fxforms.functions.bind import bind, live
+from fxforms.functions.context import RuleContext, as_tuple
+from fxforms.functions.derive import keep_for_transpose
+from fxforms.functions.faults import no_vmap_rule, overwritten, refuse_opaque, values_of_samples
+from fxforms.functions.inline import only_vmaps, run_untracked
 from fxforms.functions.loop import Unmappable, loop, loop_rule, warn_once
 from fxforms.functions.opaque import ValueNeeded, below_all, stage_rule
 from fxforms.functions.unseen import is_unmappable
-from fxforms.interpreters import VmapInfo
+from fxforms.interpreters import Primitive, VmapInfo
 
 
-class Attempts(ABC):
+class Attempts(Primitive, ABC):
     """The part of a rule record that runs what may not map; ``loops`` once that is known."""
 
     __name__: str
+    function: Any
+    combined: bool
     loops: bool
     root: Any
+    transposes_jvp: bool
     vmap: Callable[..., Any] | None
+    first_vmap: Callable[..., Any] | None  # that of the class, or of the one it is split from
+    vmap_method: str
 
     @abstractmethod
     def bind(self, *operands: Any) -> Any:
         """The operator, at the level now on top."""
 
-    @property
-    def maps_body(self) -> bool:
-        """True if a batch is mapped by running the body on it."""
-        return self.vmap is None and not self.loops
+    def maps(self, operands: tuple[Any, ...]) -> bool:
+        """True if there are vmap levels alone, and the class has no other rule for them."""
+        return self.first_vmap is None and not self.loops and only_vmaps(operands)
+
+    def run_mapped(self, operands: tuple[Any, ...]) -> Any:
+        """The body under vmap levels alone, at the level of the call; or else a loop."""
+        if self.vmap_method == "error":
+            raise no_vmap_rule(self.__name__)
+        given = live(operands)
+        if self.combined:
+            given = (RuleContext((False,) * len(given)), *given)
+
+        def body() -> Any:
+            try:
+                return run_untracked(self.function.forward, given)
+            except ValueNeeded:
+                if self.combined:
+                    raise
+                return bind(self, operands)  # one call node for the batch
+
+        try:
+            return self.attempt(operands, body)
+        except Unmappable:  # from here on the batch is looped over
+            return bind(self, operands)
+
+    def forward_with_ctx(self, ctx: Any, *operands: Any) -> Any:
+        """The user's ``forward`` in the combined form, and what a derived backward needs."""
+        output = self.function.forward(ctx, *operands)
+        if self.transposes_jvp:
+            keep_for_transpose(ctx, operands)
+        return output
+
+    def run_with_ctx(self, ctx: Any, operands: tuple[Any, ...]) -> Any:
+        """A ``forward`` in the combined form, at a level where nothing differentiates."""
+        given = (ctx, *live(operands))
+        run = partial(run_untracked, self.forward_with_ctx, given)
+        return self.attempt(given, run) if substrate.transforms_active() else run()
 
     def loop_over(
         self, info: VmapInfo, in_dims: tuple[int | None, ...], operands: tuple[Any, ...]

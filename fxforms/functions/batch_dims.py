@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,14 +12,7 @@ from fxforms import _substrate as substrate
 Dims = tuple[int | None, ...]
 
 
-def batch_one(value: Any, dim: int | None, level: int) -> Any:
-    """``value`` batched at ``level`` along ``dim``, or as it is."""
-    if dim is None or not isinstance(value, torch.Tensor):
-        return value
-    return substrate.add_batch_dim(value, dim, level)
-
-
-def batch(values: tuple[Any, ...], dims: Dims, level: int) -> tuple[Any, ...]:
+def batch(values: Sequence[Any], dims: Sequence[int | None], level: int) -> tuple[Any, ...]:
     """``values`` batched at ``level``."""
     add = substrate.add_batch_dim
     return tuple(
@@ -29,9 +23,9 @@ def batch(values: tuple[Any, ...], dims: Dims, level: int) -> tuple[Any, ...]:
     )
 
 
-def reduce_to(gradient: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+def reduce_to(gradient: torch.Tensor, shape: torch.Size | None) -> torch.Tensor:
     """``gradient`` summed to ``shape`` if that broadcasts to it; else as it is, for the engine."""
-    if gradient.shape == shape:
+    if shape is None or gradient.shape == shape:
         return gradient
     tail = gradient.shape[gradient.dim() - len(shape) :]
     fits = len(shape) <= gradient.dim() and all(a in (1, b) for a, b in zip(shape, tail))

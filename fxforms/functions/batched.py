@@ -219,6 +219,10 @@ class Recorded:
         """The operator of ``source``."""
         return self.source.bind(*operands[:-1])
 
+    def share_setup(self, ctx: Any, operands: Values, outputs: Any) -> bool:
+        """False: what is set up differs between the levels."""
+        return False
+
     def setup_context(self, ctx: Any, inputs: Values, output: Any) -> None:
         """Save the operands, for the vjp runs the body again."""
         ctx._fx_kept = [_TENSOR if isinstance(x, torch.Tensor) else x for x in inputs]

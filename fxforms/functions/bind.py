@@ -22,6 +22,13 @@ def bind(primitive: Primitive, operands: tuple[Any, ...]) -> Any:
     return current_interpreter().process(primitive, operands)
 
 
+def bind_lower(primitive: Primitive, operands: tuple[Any, ...]) -> Any:
+    """The same on operands of a level above that are unwrapped: none is of a level too high."""
+    if not substrate.transforms_active():
+        return bind(primitive, operands)
+    return current_interpreter().process(primitive, live(operands))
+
+
 def run_plain(primitive: Primitive, operands: Sequence[Any]) -> Any:
     """The body, where no level is left, under plain autograd."""
     try:

@@ -16,17 +16,16 @@ import torch
 
 from fxforms import _substrate as substrate
 from fxforms._tree import is_atom, map_tensors
-from fxforms.functions.bind import bind, live, run_plain
+from fxforms.functions.bind import bind, run_plain
 from fxforms.functions.closures import check_arguments, check_closures
-from fxforms.functions.context import RuleContext, as_tuple
+from fxforms.functions.context import as_tuple
 from fxforms.functions.draws import draw_again, generator_state
-from fxforms.functions.faults import no_vmap_rule, overwritten, residual_after_change
+from fxforms.functions.faults import overwritten, residual_after_change
 from fxforms.functions.first_call import ContainerFound
 from fxforms.functions.inline import (
     batched_on_top,
     last_to_differentiate,
     only_vmaps,
-    run_untracked,
 )
 from fxforms.functions.loop import Unmappable
 from fxforms.functions.opaque import ValueNeeded
@@ -90,11 +89,8 @@ def enter(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
         check_closures(rules.__name__, rules.closing)
     if rules.packs is not False or has_trees(operands):
         return enter_packed(rules, operands)
-    if rules.maps_body and only_vmaps(operands):
-        try:
-            return rules.attempt(operands, lambda: run_inline(rules, operands))
-        except Unmappable:  # from here on the batch is looped over
-            return bind(rules, operands)
+    if rules.maps(operands):
+        return rules.run_mapped(operands)
     check_arguments(rules.__name__, operands)
     if needs_split(rules, operands):
         return enter_split(rules, operands)
@@ -157,16 +153,6 @@ def enter_again(rules: FunctionRules, operands: tuple[Any, ...], changed: bool) 
     return enter_packed(rules, operands)
 
 
-def run_inline(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
-    """A call under vmap levels alone: the body at the level it is called at."""
-    if rules.vmap_method == "error":
-        raise no_vmap_rule(rules.__name__)
-    operands = live(operands)
-    if rules.combined:
-        operands = (RuleContext((False,) * len(operands)), *operands)
-    return run_untracked(rules.function.forward, operands)
-
-
 def enter_packed(
     rules: FunctionRules, operands: tuple[Any, ...], found: ContainerFound | None = None
 ) -> Any:
@@ -197,8 +183,11 @@ def needs_split(rules: FunctionRules, operands: tuple[Any, ...]) -> bool:
 
 def enter_split(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
     """A call of a Function whose residuals the levels must see."""
-    call = Call(operands)
-    outputs = as_tuple(rules.split.bind(call, *operands))
+    call, split = Call(operands), rules.split
+    if substrate.transforms_active():
+        outputs = as_tuple(bind(split, (call, *operands)))
+    else:
+        outputs = as_tuple(split.bind(call, *operands))
     if rules.root.saves_no_residual is None:
         rules.root.saves_no_residual = call.saves_no_residual()
     return outputs[0] if call.single else outputs[: call.count]

@@ -28,10 +28,12 @@ from fxforms.functions.contract import Rules
 from fxforms.functions.derive import Like, transpose
 from fxforms.functions.draws import generator_state, same_draws
 from fxforms.functions.faults import overwritten_input
+from fxforms.functions.loop import loop
 from fxforms.functions.once import once_differentiable
 from fxforms.functions.recorded import Call, distinct
 from fxforms.functions.residuals import Noted, pull_residuals, run_again
 from fxforms.functions.unseen import VALUES, follow, is_unmappable, out_of_sight
+from fxforms.interpreters import VmapInfo
 
 _TENSOR = object()
 
@@ -89,11 +91,16 @@ def split_class(rules: Rules) -> Any:
     )
 
 
-def set_up_split(call: Call, ctx: Any, operands: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
-    """Save what the rules need at this level, and the inputs if a residual may need them."""
+def set_up_split(
+    call: Call, ctx: Any, operands: tuple[Any, ...], outputs: tuple[Any, ...], forward: bool = True
+) -> None:
+    """Save what the rules need at this level, and the inputs if a residual may need them.
+
+    Also for ``jvp`` if ``forward``.
+    """
     known = (*operands, *outputs)
     tensors = [known[ref.position] for ref in call.refs]
-    fixed = [outputs[i] for i in call.fixed]
+    fixed = [outputs[i] for i in call.fixed] if call.fixed else []
     ctx._fx_kept = None
     if call.unseen or (any(call.residual_likes) and may_follow_residuals(call, ctx)):
         ctx._fx_kept = tuple([_TENSOR if isinstance(x, torch.Tensor) else x for x in operands])
@@ -101,7 +108,8 @@ def set_up_split(call: Call, ctx: Any, operands: tuple[Any, ...], outputs: tuple
     if ctx._fx_lowered and ctx._fx_kept is None:  # a jvp rule is not asked for their tangents
         fixed += outputs[call.count :]
     ctx.save_for_backward(*tensors)
-    ctx.save_for_forward(*tensors)
+    if forward:
+        ctx.save_for_forward(*tensors)
     ctx._fx_call = call
     if call.dirty:
         ctx.mark_dirty(*[operands[i] for i in call.dirty])
@@ -211,6 +219,14 @@ def followed(rules: Rules, ctx: Any, values: Sequence[Any]) -> list[Any]:
     return follow(values, ctx.saved_tensors[len(call.refs) :], check)
 
 
+def any_given(cotangents: tuple[Any, ...]) -> bool:
+    """True if one of ``cotangents`` is there."""
+    for cotangent in cotangents:  # noqa: SIM110 (any() takes three times as long)
+        if cotangent is not None:
+            return True
+    return False
+
+
 def split_backward(
     rules: Rules, ctx: Any, cotangents: tuple[Any, ...]
 ) -> list[torch.Tensor | None]:
@@ -218,13 +234,13 @@ def split_backward(
     call: Call = ctx._fx_call
     own, residual = cotangents[: call.count], cotangents[call.count :]
     gradients: list[torch.Tensor | None] = [None] * len(call.input_likes)
-    if any(ct is not None for ct in own):
-        given = zeros_if_asked(call, own, call.output_likes)
+    if any_given(own):
+        given = zeros_if_asked(call, own, call.output_likes) if call.count > 1 else own
         found = rules.gradients(call.restore(ctx, rules.transposes_jvp), given)
         gradients = list(found[: len(gradients)])
         if call.unseen:
             gradients = followed(rules, ctx, gradients)
-    if any(ct is not None for ct in residual):
+    if residual and any_given(residual):
         extra = residual_gradients(rules, ctx, residual)
         gradients = [
             b if a is None else a if b is None else a + b for a, b in zip(gradients, extra)
@@ -246,3 +262,25 @@ def split_jvp(rules: Rules, ctx: Any, tangents: tuple[Any, ...]) -> tuple[Any, .
 
     found = transpose(lambda cts: residual_gradients(rules, ctx, cts), likes, tangents)
     return (*own, *found)
+
+
+def loop_split(
+    bind: Callable[..., Any],
+    name: str,
+    info: VmapInfo,
+    in_dims: tuple[int | None, ...],
+    operands: tuple[Any, ...],
+) -> tuple[Any, Any]:
+    """A split Function on each sample of a batch, each call with a record of its own."""
+    call: Call = operands[0]
+    samples: list[Call] = []
+
+    def bind_sample(_: Call, *sample: Any) -> Any:
+        own = Call(sample)
+        own.depth = call.depth
+        samples.append(own)
+        return bind(own, *sample)
+
+    result = loop(bind_sample, name, info, in_dims, operands)
+    call.split_batch(name, samples, substrate.level_depth() + 1)
+    return result

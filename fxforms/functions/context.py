@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import is_
 from typing import Any
 
 import torch
@@ -92,7 +93,9 @@ class RuleContext:
 
 _OWN = frozenset(vars(RuleContext(()))) | {
     *[name for name, value in vars(RuleContext).items() if not callable(value)],
+    "_fx_asked",
     "_fx_materialize",
+    "_fx_needs",
     "_fx_operands",
 }
 
@@ -100,6 +103,8 @@ _OWN = frozenset(vars(RuleContext(()))) | {
 def attributes_of(ctx: Any) -> dict[str, Any]:
     """What the user set on ``ctx``, of whichever class."""
     own = vars(getattr(ctx, "_fx_real", ctx))
+    if own.keys() <= _OWN:
+        return {}
     return {name: value for name, value in own.items() if name not in _OWN}
 
 
@@ -114,6 +119,11 @@ def among(tensor: Any, tensors: tuple[torch.Tensor, ...]) -> bool:
         if tensor is other:
             return True
     return False
+
+
+def same(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """True if ``a`` and ``b`` have the same objects."""
+    return len(a) == len(b) and all(map(is_, a, b))
 
 
 def materialize(primal: Any, tangent: torch.Tensor | None) -> torch.Tensor | None:

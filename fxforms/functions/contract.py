@@ -43,6 +43,9 @@ class Rules(Protocol):
     def setup_context(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """The user's ``setup_context``, and what a derived backward needs beside it."""
 
+    def share_setup(self, ctx: Any, operands: tuple[Any, ...], outputs: Any) -> bool:
+        """True if ``ctx`` now holds what ``setup_context`` has left at a lower level."""
+
     def run_with_ctx(self, ctx: Any, operands: tuple[Any, ...]) -> Any:
         """A ``forward`` in the combined form, at a level where nothing differentiates."""
 

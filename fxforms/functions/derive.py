@@ -33,7 +33,7 @@ class Like(NamedTuple):
     def of(cls, value: Any) -> Like | None:
         """That of ``value``, None if it is no floating or complex tensor."""
         if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex()):
-            return cls(value.shape, value.dtype, value.device)
+            return tuple.__new__(cls, (value.shape, value.dtype, value.device))
         return None
 
     def ones(self) -> torch.Tensor:

@@ -15,7 +15,7 @@ _CLOSE = 1e-2  # other numbers differ by more; a sum in another order by less
 
 def generator_state() -> torch.Tensor | None:
     """The state of torch's generator; None while operations are traced, not run."""
-    return None if substrate.dispatch_modes() else torch.get_rng_state()
+    return None if substrate.dispatch_modes() else torch.default_generator.get_state()
 
 
 def drew(before: torch.Tensor | None, after: torch.Tensor | None) -> bool:

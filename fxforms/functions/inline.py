@@ -22,6 +22,16 @@ def tracked(tensors: tuple[Any, ...]) -> bool:
     return substrate.dual_level_open() or recorded(tensors)
 
 
+def tracked_outside(tensors: tuple[Any, ...]) -> bool:
+    """The same where no jvp level is on the stack: one that is lowered has opened the dual level.
+
+    What it follows is not among ``tensors``.
+    """
+    if substrate.dual_level_open() and not substrate.is_only_jvp_level():
+        return True
+    return recorded(tensors)
+
+
 def recorded(tensors: Sequence[Any]) -> bool:
     """True if plain reverse-mode autograd follows one of ``tensors``."""
     if torch.is_grad_enabled():
@@ -33,7 +43,10 @@ def recorded(tensors: Sequence[Any]) -> bool:
 
 def only_vmaps(operands: tuple[Any, ...]) -> bool:
     """True if every level is a vmap, and plain autograd follows none of ``operands``."""
-    return all(level == VMAP for level in substrate.level_transforms()) and not tracked(operands)
+    for handle in substrate.level_handles() or ():
+        if int(handle.key()) != VMAP:
+            return False
+    return not tracked_outside(operands)
 
 
 def differentiated(operands: Sequence[Any]) -> bool:
@@ -60,8 +73,10 @@ def last_to_differentiate(operands: tuple[Any, ...], transform: int) -> bool:
     ``transform`` is that of the top level.
     """
     depth, unwrap = substrate.level_depth(), substrate.unwrap_for_grad
-    if recorded([unwrap(x, depth) for x in operands if isinstance(x, torch.Tensor)]):
-        return False
+    if torch.is_grad_enabled():
+        for x in operands:
+            if isinstance(x, torch.Tensor) and substrate.unbatched(unwrap(x, depth)).requires_grad:
+                return False
     if depth > 1 and any(level != VMAP for level in substrate.level_transforms()[:-1]):
         return False
     return not substrate.dual_level_open() or (transform == JVP and substrate.is_only_jvp_level())

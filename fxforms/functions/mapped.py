@@ -13,68 +13,40 @@ from typing import Any
 import torch
 
 from fxforms import _substrate as substrate
-from fxforms._tree import map_leaves, map_tensors
+from fxforms._tree import map_tensors
 from fxforms.errors import GradientError, describe
 from fxforms.functions.batch_dims import (
-    Dims,
     batch,
-    batch_one,
     move_batch,
     place_gradient,
     reduce_to,
 )
-from fxforms.functions.context import RuleContext, as_tuple, attributes_of
+from fxforms.functions.context import as_tuple, attributes_of
 from fxforms.functions.contract import Rules
+from fxforms.functions.mapping import Mapping, Record, SetupContext, SharedRecord, Slot
 from fxforms.functions.once import once_differentiable
 from fxforms.functions.unseen import first_hidden, opaque_leaves
-from fxforms.interpreters import VmapInfo
-
-Place = Callable[[Any, int | None], Any]
-
-
-class Mapping:
-    """One call of a mapped Function: how its operands are batched, and its outputs."""
-
-    def __init__(self, info: VmapInfo, in_dims: Dims) -> None:
-        self.info = info
-        self.in_dims = in_dims
-        self.out_dims: Any = None
-
-    def flat_out_dims(self) -> Dims:
-        """``out_dims`` as a tuple, also for a single output."""
-        return as_tuple(self.out_dims)
-
-    def run(self, body: Callable[[int], Any]) -> Any:
-        """``body(level)`` under a vmap level of this call's batch."""
-        size, randomness = self.info
-        level = substrate.enter_vmap(size, randomness)  # vmap_level, without its object
-        try:
-            return body(level)
-        finally:
-            substrate.exit_vmap()
-
-
-class Slot:
-    """Where in the saved tensors an attribute of ``ctx`` is kept."""
-
-    __slots__ = ("index",)
-
-    def __init__(self, index: int) -> None:
-        self.index = index
+from fxforms.interpreters import vmap_level
 
 
 def mapped_class(rules: Rules) -> Any:
     """The Function that applies ``rules``' Function to a batch; operand 0 is a Mapping."""
 
     def forward(mapping: Mapping, *operands: Any) -> Any:
-        return mapping.run(lambda level: run_forward(rules, mapping, operands, level))
+        size, randomness = mapping.info
+        level = substrate.enter_vmap(size, randomness)  # vmap_level, without its object
+        try:
+            return run_forward(rules, mapping, operands, level)
+        finally:
+            substrate.exit_vmap()
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        mapping, *operands = inputs
-        plain = ctx._fx_plain or not (ctx._fx_lowered or substrate.transforms_active())
-        mapping.run(
-            lambda level: run_setup(rules, mapping, ctx, tuple(operands), output, level, plain)
-        )
+        mapping = ctx._fx_mapping = inputs[0]
+        if mapping.shared is not None:
+            mapping.shared.save(ctx, inputs, output, forward=True)
+        else:
+            with vmap_level(*mapping.info) as level:
+                run_setup(rules, mapping, ctx, inputs[1:], output, level)
 
     def backward(ctx: Any, *cotangents: Any) -> Any:
         return (None, *run_backward(rules, ctx, cotangents))
@@ -92,13 +64,39 @@ def mapped_class(rules: Rules) -> Any:
 
 def run_forward(rules: Rules, mapping: Mapping, operands: tuple[Any, ...], level: int) -> Any:
     """The user's ``forward`` on one batch; records ``out_dims`` on ``mapping``."""
-    outputs = rules.function.forward(*batch(operands, mapping.in_dims, level))
-    if not isinstance(outputs, tuple):
-        value, mapping.out_dims = unbatch_output(outputs, mapping, operands, level)
-        return value
-    pairs = [unbatch_output(output, mapping, operands, level) for output in outputs]
-    mapping.out_dims = tuple([dim for _, dim in pairs])
-    return tuple([value for value, _ in pairs])
+    inputs = batch(operands, mapping.in_dims, level)
+    mapping.shapes = [x.shape if isinstance(x, torch.Tensor) else None for x in inputs]
+    outputs = rules.function.forward(*inputs)
+    if isinstance(outputs, tuple):
+        pairs = [unbatch_output(output, mapping, operands, level) for output in outputs]
+        mapping.out_dims = tuple([dim for _, dim in pairs])
+        values: Any = tuple([value for value, _ in pairs])
+    else:
+        values, mapping.out_dims = unbatch_output(outputs, mapping, operands, level)
+    mapping.shared = None
+    if rules.root.shares_setup and rules.watches and not mapping.has_run:
+        mapping.shared = share_setup(rules, mapping, inputs, outputs)
+    mapping.has_run = True
+    return values
+
+
+def share_setup(
+    rules: Rules, mapping: Mapping, inputs: tuple[Any, ...], outputs: Any
+) -> SharedRecord | None:
+    """What the user's ``setup_context`` leaves, run once for all levels.
+
+    If this call leaves other things than earlier ones, or an error is to be raised, each level
+    runs it anew.
+    """
+    ctx = SetupContext(())
+    try:
+        rules.function.setup_context(ctx, inputs, outputs)
+        found = SharedRecord.of(ctx, inputs, as_tuple(outputs), mapping)
+    except Exception:
+        found = None
+    if found is None:
+        rules.root.shares_setup = False
+    return found
 
 
 def unbatch_output(
@@ -117,34 +115,6 @@ def unbatch_output(
     return value, dim
 
 
-class Record:
-    """What the mapped ``setup_context`` leaves for ``backward`` and ``jvp``.
-
-    Tensors are kept by the real ``ctx``, those of attributes first, so that every level above wraps
-    them; here are their batch dims and the attributes without them.
-    """
-
-    def __init__(self, mapping: Mapping, context: RuleContext, shapes: tuple[Any, ...]) -> None:
-        self.mapping = mapping
-        self.needs_input_grad = context.needs_input_grad
-        self.lowered = context._fx_lowered
-        self.shapes = shapes
-        self.attributes: dict[str, Any] = {}
-        self.attribute_count = 0
-        self.backward_dims: Dims = ()
-        self.forward_dims: Dims = ()
-
-    def restore(self, saved: tuple[Any, ...], dims: Dims, place: Place) -> RuleContext:
-        """The user's ``ctx``, each tensor and its batch dim put in place by ``place``."""
-        tensors = list(map(place, saved, dims))
-        context = RuleContext(self.needs_input_grad, self.lowered)
-        context.save_for_backward(*tensors[self.attribute_count :])
-        for name, value in self.attributes.items():
-            restored = map_leaves(lambda x: tensors[x.index] if isinstance(x, Slot) else x, value)
-            setattr(context, name, restored)
-        return context
-
-
 def run_setup(
     rules: Rules,
     mapping: Mapping,
@@ -152,28 +122,28 @@ def run_setup(
     operands: tuple[Any, ...],
     output: Any,
     level: int,
-    plain: bool,
 ) -> None:
     """The user's ``setup_context`` on one batch, its effects carried over to the real ``ctx``."""
     inputs = batch(operands, mapping.in_dims, level)
     single = not isinstance(output, tuple)
-    outputs = batch(as_tuple(output), mapping.flat_out_dims(), level)
-    context = RuleContext(ctx.needs_input_grad[1:], ctx._fx_lowered)
-    context._fx_plain = plain
+    outputs = batch(as_tuple(output), as_tuple(mapping.out_dims), level)
+    context = SetupContext(ctx.needs_input_grad[1:], ctx._fx_lowered)
+    context._fx_plain = ctx._fx_plain or not (ctx._fx_lowered or substrate.level_depth() > 1)
     rules.function.setup_context(context, inputs, outputs[0] if single else outputs)
+    if rules.root.shares_setup is None:
+        found = SharedRecord.of(context, inputs, outputs, mapping)
+        rules.root.shares_setup = found is not None
 
     def unbatch(tensors: tuple[Any, ...]) -> list[tuple[Any, int | None]]:
         return [(None, None) if x is None else substrate.unwrap_batched(x, level) for x in tensors]
 
-    shapes = tuple([x.shape if isinstance(x, torch.Tensor) else None for x in inputs])
-    record = Record(mapping, context, shapes)
     attributes: list[torch.Tensor] = []
 
     def keep(tensor: torch.Tensor) -> Slot:
         attributes.append(tensor)
         return Slot(len(attributes) - 1)
 
-    record.attributes = {k: map_tensors(keep, v) for k, v in attributes_of(context).items()}
+    record = Record({k: map_tensors(keep, v) for k, v in attributes_of(context).items()})
     first_hidden(opaque_leaves(record.attributes, Slot))
     record.attribute_count = len(attributes)
     saved = unbatch((*attributes, *context.to_save))
@@ -194,24 +164,6 @@ def run_setup(
     ctx._fx_record = record
 
 
-def apply_rule(
-    record: Record,
-    saved: tuple[Any, ...],
-    saved_dims: Dims,
-    args: tuple[Any, ...],
-    arg_dims: Dims,
-    rule: Callable[[RuleContext, tuple[Any, ...]], Sequence[Any]],
-) -> list[tuple[Any, int | None]]:
-    """``rule`` on the whole batch: each result with its batch dim."""
-
-    def batched(level: int) -> list[tuple[Any, int | None]]:
-        context = record.restore(saved, saved_dims, lambda x, d: batch_one(x, d, level))
-        results = rule(context, batch(args, arg_dims, level))
-        return [(None, None) if x is None else substrate.unwrap_batched(x, level) for x in results]
-
-    return record.mapping.run(batched)  # type: ignore[no-any-return]
-
-
 def run_backward(
     rules: Rules, ctx: Any, cotangents: tuple[Any, ...]
 ) -> tuple[torch.Tensor | None, ...]:
@@ -221,44 +173,52 @@ def run_backward(
     batch dim is in the way, so it is done here, sample by sample.
     """
     record: Record = ctx._fx_record
-    mapping = record.mapping
-
-    def rule(context: RuleContext, args: tuple[Any, ...]) -> list[Any]:
-        gradients = rules.gradients(context, args)
-        return [
-            None if g is None or shape is None else reduce_to(g, shape)
-            for g, shape in zip(gradients, record.shapes)
+    mapping: Mapping = ctx._fx_mapping
+    saved, unwrap = ctx.saved_tensors, substrate.unwrap_batched
+    size, randomness = mapping.info
+    level = substrate.enter_vmap(size, randomness)  # vmap_level, without its object
+    try:
+        context = record.restore(ctx, saved, record.backward_dims, level)
+        given = batch(cotangents, as_tuple(mapping.out_dims), level)
+        pairs = [
+            (None, None) if g is None else unwrap(reduce_to(g, shape), level)
+            for g, shape in zip(rules.gradients(context, given), mapping.shapes)
         ]
-
-    dims = mapping.flat_out_dims()
-    saved, saved_dims = ctx.saved_tensors, record.backward_dims
-    pairs = apply_rule(record, saved, saved_dims, cotangents, dims, rule)
-    size = mapping.info.batch_size
-    return tuple([place_gradient(g, d, to, size) for (g, d), to in zip(pairs, mapping.in_dims)])
+    finally:
+        substrate.exit_vmap()
+    return tuple(
+        [
+            g if d == to and d is not None else place_gradient(g, d, to, size)
+            for (g, d), to in zip(pairs, mapping.in_dims)
+        ]
+    )
 
 
 def run_jvp(rules: Rules, ctx: Any, tangents: tuple[Any, ...]) -> tuple[Any, ...]:
     """The user's ``jvp`` on one batch."""
     record: Record = ctx._fx_record
-    mapping = record.mapping
-
-    def rule(context: RuleContext, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        assert rules.jvp is not None
-        tangents = rules.run_rule(rules.jvp, context, args)
-        for index, tangent in enumerate(tangents):
-            if not (tangent is None or isinstance(tangent, torch.Tensor)):
-                raise GradientError(
-                    f"{rules.__name__}.jvp returned as tangent of output {index} "
-                    f"{describe(tangent)}. Return a tensor, or None where it is zero."
-                )
-        return tangents
-
-    saved, saved_dims = ctx.saved_tensors, record.forward_dims
-    pairs = apply_rule(record, saved, saved_dims, tangents, mapping.in_dims, rule)
+    mapping: Mapping = ctx._fx_mapping
+    saved = ctx.saved_tensors
+    assert rules.jvp is not None
+    with vmap_level(*mapping.info) as level:
+        context = record.restore(ctx, saved, record.forward_dims, level)
+        found = rules.run_rule(rules.jvp, context, batch(tangents, mapping.in_dims, level))
+        check_tangents(rules.__name__, found)
+        pairs = [(None, None) if x is None else substrate.unwrap_batched(x, level) for x in found]
     size = mapping.info.batch_size
     return tuple(
         [
             t if t is None or to is None else move_batch(t, d, to, size)
-            for (t, d), to in zip(pairs, mapping.flat_out_dims())
+            for (t, d), to in zip(pairs, as_tuple(mapping.out_dims))
         ]
     )
+
+
+def check_tangents(name: str, tangents: Sequence[Any]) -> None:
+    """Raise GradientError if a jvp rule returned anything but tensors and None."""
+    for index, tangent in enumerate(tangents):
+        if not (tangent is None or isinstance(tangent, torch.Tensor)):
+            raise GradientError(
+                f"{name}.jvp returned as tangent of output {index} {describe(tangent)}. Return a "
+                f"tensor, or None where it is zero."
+            )

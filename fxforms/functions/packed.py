@@ -115,7 +115,13 @@ class PackedContext:
 
     def __init__(self, ctx: Any, packing: Packing) -> None:
         self.__dict__["_fx_real"] = ctx
-        self.__dict__["needs_input_grad"] = packing.needs(ctx.needs_input_grad[1:])
+        self.__dict__["_fx_packed"] = packing
+
+    @property
+    def needs_input_grad(self) -> tuple[bool, ...]:
+        """One for each argument; what the levels can share is not known once this is read."""
+        packing: Packing = self._fx_packed
+        return packing.needs(self._fx_real.needs_input_grad[1:])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._fx_real, name)

@@ -12,7 +12,7 @@ import torch
 from fxforms import _substrate as substrate
 from fxforms._tree import flatten, is_atom, leaves, map_leaves, map_tensors
 from fxforms.errors import RuleError
-from fxforms.functions.context import RuleContext, among, as_tuple, attributes_of
+from fxforms.functions.context import RuleContext, among, as_tuple, attributes_of, same
 from fxforms.functions.derive import Like
 from fxforms.functions.draws import drew
 from fxforms.functions.unseen import first_hidden, follows, opaque_leaves
@@ -48,6 +48,7 @@ class Call:
     output_likes: tuple[Like | None, ...] = ()
     residual_likes: tuple[Like | None, ...] = ()
     refs: Sequence[Ref] = ()
+    direct = False  # what ``ctx`` saved is what ``forward`` saved, in its order
     opaque: Sequence[tuple[str, Any]] = ()
     unseen: str | None = None  # what keeps something out of sight
     drawn: torch.Tensor | None = None  # the generator's state before forward
@@ -103,7 +104,8 @@ class Call:
         )
         known = [*operands, *outputs]
         self.count = len(outputs)
-        self.output_likes = tuple([Like.of(x) for x in outputs])
+        if self.count > 1:  # where there is one output, its cotangent is there
+            self.output_likes = tuple([Like.of(x) for x in outputs])
         if ctx.non_differentiable:
             self.fixed = [i for i, x in enumerate(outputs) if among(x, ctx.non_differentiable)]
         if ctx.dirty_tensors:
@@ -124,17 +126,20 @@ class Call:
             return ref
 
         self.saved = tuple([refer(x) for x in ctx.to_save])
-        if ctx.saved_for_forward is not None:
+        if ctx.saved_for_forward is not None and not same(ctx.saved_for_forward, ctx.to_save):
             self.saved_for_forward = tuple([refer(x) for x in ctx.saved_for_forward])
-        self.attributes = {k: map_tensors(refer, v) for k, v in attributes_of(ctx).items()}
-        self.materialize = ctx.materialize_grads
-        self.refs = list(found)
-        residuals = known[len(operands) + self.count :]
-        self.residual_likes = tuple([Like.of(x) for x in residuals])
-        if self.attributes:
+        attributes = attributes_of(ctx)
+        if attributes:
+            self.attributes = {k: map_tensors(refer, v) for k, v in attributes.items()}
             opaque = opaque_leaves(self.attributes, Ref)
             self.opaque = [(k, v) for k, v in opaque if not any(v is x for x in operands)]
             self.unseen = first_hidden(self.opaque)
+        self.materialize = ctx.materialize_grads
+        self.refs = list(found)
+        self.direct = len(found) == len(self.saved) and not attributes
+        residuals = known[len(operands) + self.count :]
+        if residuals:
+            self.residual_likes = tuple([Like.of(x) for x in residuals])
         return (*outputs, *residuals)
 
     def keeps_values(self) -> bool:
@@ -161,24 +166,28 @@ class Call:
 
     def restore(self, ctx: Any, forward: bool) -> RuleContext:
         """The user's ``ctx`` at the level of ``ctx``, for a jvp rule if ``forward``."""
-        lookup = dict(zip(self.refs, ctx.saved_tensors))
-        return self.build(lookup, ctx.needs_input_grad[1:], forward)
+        saved, needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
+        if not self.direct or self.samples or (forward and self.saved_for_forward):
+            return self.build(dict(zip(self.refs, saved)), needs, forward)
+        context = RuleContext(needs)
+        context.to_save = saved[: len(self.refs)]
+        context._fx_input_likes = self.input_likes
+        context.materialize_grads = self.materialize
+        return context
 
     def build(self, lookup: dict[Ref, Any], needs: tuple[bool, ...], forward: bool) -> RuleContext:
         """The user's ``ctx`` with the tensors of ``lookup``."""
-
-        def find(leaf: Any) -> Any:
-            return lookup[leaf] if isinstance(leaf, Ref) else leaf
 
         context = RuleContext(needs)
         if self.samples:
             context._fx_samples = self.sample_level, self._contexts(lookup, needs, forward)
         saved = self.saved_for_forward if forward and self.saved_for_forward else self.saved
-        context.to_save = tuple([find(ref) for ref in saved])
+        context.to_save = tuple([None if ref is None else lookup[ref] for ref in saved])
         context._fx_input_likes = self.input_likes
         context.materialize_grads = self.materialize
         for name, value in self.attributes.items():
-            setattr(context, name, map_leaves(find, value))
+            found = map_leaves(lambda x: lookup[x] if isinstance(x, Ref) else x, value)
+            setattr(context, name, found)
         return context
 
     def _contexts(self, lookup: dict[Ref, Any], needs: tuple[bool, ...], forward: bool) -> Any:

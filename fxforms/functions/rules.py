@@ -10,9 +10,9 @@ import torch
 
 from fxforms import _substrate as substrate
 from fxforms.functions.attempts import Attempts
-from fxforms.functions.bind import bind, live
+from fxforms.functions.bind import bind, bind_lower, live
 from fxforms.functions.closures import closing
-from fxforms.functions.combined import split_class
+from fxforms.functions.combined import loop_split, set_up_split, split_backward, split_class
 from fxforms.functions.context import RuleContext, as_tuple, finish_jvp, kept_tangents, materialize
 from fxforms.functions.declared import check, given
 from fxforms.functions.derive import (
@@ -28,9 +28,10 @@ from fxforms.functions.faults import (
     values_in_graph,
 )
 from fxforms.functions.first_call import applied
-from fxforms.functions.inline import last_jvp, run_untracked, tracked
-from fxforms.functions.loop import Unmappable, loop
-from fxforms.functions.mapped import Mapping, mapped_class
+from fxforms.functions.inline import last_jvp, run_untracked, tracked_outside
+from fxforms.functions.loop import Unmappable
+from fxforms.functions.mapped import mapped_class, run_backward
+from fxforms.functions.mapping import Mapping, SharedRecord
 from fxforms.functions.once import (
     DifferentiatedOnce,
     is_once_differentiable,
@@ -73,7 +74,7 @@ class FunctionRules(Attempts):
         self.combined = function.setup_context is _BASE.setup_context
         self.backward = given(function, "backward", "vjp")
         self.jvp = given(function, "jvp")
-        self.vmap = given(function, "vmap")
+        self.vmap = self.first_vmap = given(function, "vmap")
         self.vmap_method: str = getattr(function, "vmap_method", "derive")
         check(function, self.vmap, self.vmap_method)
         self.once = marked_once(self.__name__) if is_once_differentiable(self.backward) else None
@@ -86,6 +87,7 @@ class FunctionRules(Attempts):
         self.watches = watches
         self.leaves_torch: bool | None = None
         self.setup_is_known = False
+        self.shares_setup: bool | None = None
         self.may_hide = True
         methods = [function.forward, function.setup_context, self.backward, self.jvp, self.vmap]
         self.closing = closing(methods if root is None else [])
@@ -101,7 +103,7 @@ class FunctionRules(Attempts):
     @cached_property
     def mapped(self) -> FunctionRules:
         """This Function on a batch."""
-        return FunctionRules(mapped_class(self), self.root, self.watches)
+        return MappedRules(self)
 
     @cached_property
     def packed(self) -> FunctionRules:
@@ -118,9 +120,13 @@ class FunctionRules(Attempts):
     def bind(self, *operands: Any) -> Any:
         """The operator, called by a rule one level up.
 
-        With no level left and nothing that plain autograd follows, the body needs no ``ctx``.
+        Where nothing differentiates any more the body needs no ``ctx``.
         """
-        if not (substrate.transforms_active() or self.combined or tracked(operands)):
+        if self.combined:
+            return bind(self, operands)
+        if substrate.transforms_active():
+            return self.run_mapped(operands) if self.maps(operands) else bind_lower(self, operands)
+        if not tracked_outside(operands):
             try:
                 return run_untracked(self.function.forward, live(operands))
             except ValueNeeded as error:
@@ -145,18 +151,9 @@ class FunctionRules(Attempts):
         if self.transposes_jvp:
             keep_for_transpose(ctx, inputs)
 
-    def forward_with_ctx(self, ctx: Any, *operands: Any) -> Any:
-        """The user's ``forward`` in the combined form, and what a derived backward needs."""
-        output = self.function.forward(ctx, *operands)
-        if self.transposes_jvp:
-            keep_for_transpose(ctx, operands)
-        return output
-
-    def run_with_ctx(self, ctx: Any, operands: tuple[Any, ...]) -> Any:
-        """A ``forward`` in the combined form, at a level where nothing differentiates."""
-        given = (ctx, *live(operands))
-        run = partial(run_untracked, self.forward_with_ctx, given)
-        return self.attempt(given, run) if substrate.transforms_active() else run()
+    def share_setup(self, ctx: Any, operands: tuple[Any, ...], outputs: Any) -> bool:
+        """False: ``setup_context`` runs at every level, and can be differentiated there."""
+        return False
 
     def grad_rule(self, *operands: Any) -> Any:
         """A node of this Function in the graph of the top level."""
@@ -198,7 +195,8 @@ class FunctionRules(Attempts):
         if not self.loops:
             mapping = Mapping(info, in_dims)
             try:
-                outputs = self.attempt(operands, lambda: self.mapped.bind(mapping, *operands))
+                run = partial(bind_lower, self.mapped, (mapping, *operands))
+                outputs = self.attempt(operands, run)
                 return outputs, mapping.out_dims
             except Unmappable:
                 pass
@@ -228,12 +226,35 @@ class FunctionRules(Attempts):
         return self.run_rule(undecorated(self.backward), ctx, cotangents)
 
 
+class MappedRules(FunctionRules):
+    """The rules of a mapped Function; operand 0 of a call is its Mapping."""
+
+    def __init__(self, source: FunctionRules) -> None:
+        super().__init__(mapped_class(source), source.root, source.watches)
+        self.source = source
+
+    def gradients(self, ctx: Any, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Those of the source's rule, which has checked them and met what does not map."""
+        if self.backward is None:
+            return super().gradients(ctx, cotangents)
+        return (None, *run_backward(self.source, ctx, cotangents))
+
+    def share_setup(self, ctx: Any, operands: tuple[Any, ...], outputs: Any) -> bool:
+        """True if ``forward`` has found that all of it is inputs, outputs and plain values."""
+        shared: SharedRecord | None = operands[0].shared
+        if shared is None or self.transposes_jvp:
+            return False
+        shared.save(ctx, operands, outputs, forward=False)
+        return True
+
+
 class SplitRules(FunctionRules):
     """The rules of a split Function; operand 0 of a call is its Call."""
 
     def __init__(self, source: FunctionRules) -> None:
         super().__init__(split_class(source), source.root, watches=False)
         self.source = source
+        self.first_vmap = source.vmap
 
     def staged(self, error: ValueNeeded, operands: Sequence[Any]) -> Any:
         """``forward`` as one call node; what it leaves on ``ctx`` must be tensors."""
@@ -259,18 +280,19 @@ class SplitRules(FunctionRules):
         self, info: VmapInfo, in_dims: tuple[int | None, ...], operands: tuple[Any, ...]
     ) -> tuple[Any, Any]:
         """One call a sample, each with a record of its own."""
-        call: Call = operands[0]
-        samples: list[Call] = []
+        return loop_split(self.bind, self.__name__, info, in_dims, operands)
 
-        def bind_sample(_: Call, *sample: Any) -> Any:
-            own = Call(sample)
-            own.depth = call.depth
-            samples.append(own)
-            return self.bind(own, *sample)
+    def gradients(self, ctx: Any, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Those of the source's rule; only what is made of residuals may still not map."""
+        call: Call = ctx._fx_call
+        if self.backward is None or call.residual_likes or call.unseen or call.samples:
+            return super().gradients(ctx, cotangents)
+        return (None, *split_backward(self.source, ctx, cotangents))
 
-        result = loop(bind_sample, self.__name__, info, in_dims, operands)
-        call.split_batch(self.__name__, samples, substrate.level_depth() + 1)
-        return result
+    def share_setup(self, ctx: Any, operands: tuple[Any, ...], outputs: Any) -> bool:
+        """True: no level runs any code of the user's for it."""
+        set_up_split(operands[0], ctx, operands[1:], as_tuple(outputs), forward=False)
+        return True
 
 
 FunctionRules(DifferentiatedOnce).packs = False

@@ -63,7 +63,7 @@ def single_level_class(rules: Rules) -> Any:
         outputs = interpreter.wrap(lowered, inner, operands)
         if rules.combined:
             lift_context(ctx, (*inner, *as_tuple(lowered)), (*operands, *as_tuple(outputs)))
-        else:
+        elif not rules.share_setup(ctx, operands, outputs):
             set_up(rules, ctx, operands, outputs)
         check_dirty(rules, ctx.dirty_tensors, interpreter.level)
         return outputs

@@ -123,7 +123,7 @@ def test_a_fast_path_passes_a_level_without_its_tensors(
 
 
 def test_a_body_under_vmap_alone_runs_at_its_own_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing below differentiates: the operator is not entered, and the value is the same."""
+    """Nothing below differentiates: no rule is asked for, and the value is the same."""
 
     def forbidden(*args: Any) -> None:
         raise AssertionError("vmap_rule")
@@ -134,8 +134,11 @@ def test_a_body_under_vmap_alone_runs_at_its_own_level(monkeypatch: pytest.Monke
     for mapped in (fxforms.vmap, lambda f: fxforms.vmap(lambda row: fxforms.vmap(f)(row).sum())):
         got = mapped(lambda x: Cube.apply(x).sum() if x.dim() else Cube.apply(x))(x)
         assert torch.equal(got, expected)
+    slope = fxforms.vmap(fxforms.grad(lambda x: Cube.apply(x).sum()))(x)
+    value, push = fxforms.vmap(lambda row: fxforms.jvp(Cube.apply, (row,), (2 * row,)))(x)
+    torch.testing.assert_close((slope, value, push), (3 * x**2, x**3, 6 * x**3))
     with pytest.raises(AssertionError, match="vmap_rule"):
-        fxforms.vmap(fxforms.grad(lambda x: Cube.apply(x).sum()))(x)
+        fxforms.grad(lambda x: fxforms.vmap(Cube.apply)(x).sum())(x)
 
 
 def test_a_combined_body_under_one_grad_level_is_not_split(
