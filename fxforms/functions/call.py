@@ -91,7 +91,7 @@ def enter(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
         try:
             return rules.attempt(operands, lambda: run_inline(rules, operands))
         except Unmappable:  # from here on the batch is looped over
-            return bind(rules, operands)
+            pass
     check_arguments(rules.__name__, operands)
     if needs_split(rules, operands):
         return enter_split(rules, operands)

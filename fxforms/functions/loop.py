@@ -110,6 +110,7 @@ def sample_context(
         return context
     context = RuleContext(ctx.needs_input_grad, ctx._fx_lowered)
     context.to_save = tuple([put(x) for x in ctx.saved_tensors])
+    context._fx_input_likes = getattr(ctx, "_fx_input_likes", ())
     for name, value in attributes_of(ctx).items():
         setattr(context, name, map_tensors(put, value))
     return context
