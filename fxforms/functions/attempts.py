@@ -10,6 +10,7 @@ from fxforms import _substrate as substrate
 from fxforms.errors import RuleError
 from fxforms.functions.context import as_tuple
 from fxforms.functions.faults import overwritten, refuse_opaque, values_of_samples
+from fxforms.functions.inner_engine import may_record, run_recorded
 from fxforms.functions.loop import Unmappable, loop, loop_rule, warn_once
 from fxforms.functions.opaque import ValueNeeded, below_all, stage_rule
 from fxforms.functions.unseen import is_unmappable
@@ -67,6 +68,8 @@ class Attempts(ABC):
         """A user's rule; one call a sample where it cannot run on a batch."""
         if getattr(ctx, "_fx_samples", None) is None:
             try:
+                if self.root.calls_engine is not False and may_record():
+                    return as_tuple(run_recorded(self.root, rule, ctx, args))
                 return as_tuple(rule(ctx, *args))
             except RuntimeError as error:
                 if isinstance(error, ValueNeeded) and below_all(ctx, args):

@@ -100,8 +100,6 @@ def enter(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
     try:
         output = bind(rules, operands)
     except (HiddenResidual, ValueNeeded) as error:
-        if isinstance(error, ValueNeeded) and not rules.combined:
-            raise
         rules.note_residuals()
         if versions != substrate.versions(operands):
             raise residual_after_change(rules.__name__) from error
@@ -135,8 +133,6 @@ def enter_plain(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
     try:
         output = run_plain(rules, given)
     except ValueNeeded:
-        if not rules.combined:
-            raise
         return enter_split(rules, operands)  # what forward saves becomes outputs of a call node
     except ContainerFound as found:
         rules.packs = True

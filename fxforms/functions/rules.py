@@ -86,6 +86,7 @@ class FunctionRules(Attempts):
         self.watches = watches
         self.leaves_torch: bool | None = None
         self.setup_is_known = False
+        self.calls_engine: bool | None = None
         self.may_hide = True
         methods = [function.forward, function.setup_context, self.backward, self.jvp, self.vmap]
         self.closing = closing(methods if root is None else [])
@@ -238,7 +239,9 @@ class SplitRules(FunctionRules):
     def staged(self, error: ValueNeeded, operands: Sequence[Any]) -> Any:
         """``forward`` as one call node; what it leaves on ``ctx`` must be tensors."""
         outputs = super().staged(error, operands)
-        if operands[0].keeps_values():
+        call: Call = operands[0]
+        call.drawn = None  # that of the trial run
+        if call.keeps_values():
             raise values_in_graph(self.__name__)
         return outputs
 

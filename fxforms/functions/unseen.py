@@ -34,6 +34,7 @@ _UNMAPPABLE = (
     "attempting to call Tensor.requires_grad_()",
     "does not require grad and does not have a grad_fn",  # after requires_grad_() on a batch
     "accessing `data` under vmap",
+    "Can't detach views in-place",
     "is not possible because there exists a Tensor",  # it fills a tensor of its own in place
 )
 Check = Callable[[tuple[Any, ...]], None]
