@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from fxforms import _substrate as substrate
 from fxforms.errors import RuleError
 from fxforms.functions.context import as_tuple
@@ -14,7 +16,24 @@ from fxforms.functions.inner_engine import may_record, run_recorded
 from fxforms.functions.loop import Unmappable, loop, loop_rule, warn_once
 from fxforms.functions.opaque import ValueNeeded, below_all, stage_rule
 from fxforms.functions.unseen import is_unmappable
-from fxforms.interpreters import VmapInfo
+from fxforms.interpreters import VmapInfo, below_all_levels
+
+
+def copied(operands: tuple[Any, ...]) -> list[torch.Tensor] | None:
+    """Copies of the plain tensors under ``operands``; None while operations are traced."""
+    if substrate.dispatch_modes():
+        return None
+    with below_all_levels(), torch.no_grad():
+        return [substrate.physical(x).clone() for x in operands if isinstance(x, torch.Tensor)]
+
+
+def put_back(operands: tuple[Any, ...], copies: list[torch.Tensor]) -> None:
+    """Undo what a body has changed in ``operands``."""
+    tensors = [substrate.physical(x) for x in operands if isinstance(x, torch.Tensor)]
+    with below_all_levels(), torch.no_grad():
+        for tensor, copy in zip(tensors, copies):
+            with substrate.preserve_version(tensor):
+                tensor.copy_(copy)
 
 
 class Attempts(ABC):
@@ -43,16 +62,22 @@ class Attempts(ABC):
     def attempt(self, operands: tuple[Any, ...], run: Callable[[], Any]) -> Any:
         """``run()``, which runs bodies on batched tensors; raises Unmappable if one cannot.
 
-        Once that is known of a class, all its batches are looped over.
+        Once that is known of a class, all its batches are looped over. Until one has been mapped
+        there are copies, for a body may change an input and then prove unmappable.
         """
         versions = substrate.versions(operands)
+        copies = None if self.root.has_mapped else copied(operands)
         try:
-            return run()
+            result = run()
         except RuntimeError as error:
             self.loop_because(error)
             if versions != substrate.versions(operands):
-                raise overwritten(self.__name__) from error
+                if copies is None:
+                    raise overwritten(self.__name__) from error
+                put_back(operands, copies)
             raise Unmappable from error
+        self.root.has_mapped = True
+        return result
 
     def loop_because(self, error: RuntimeError) -> None:
         """Loop over batches from now on if ``error`` says that a body cannot be mapped."""

@@ -10,7 +10,7 @@ import torch
 
 from fxforms import _substrate as substrate
 from fxforms.functions.attempts import Attempts
-from fxforms.functions.bind import bind, live
+from fxforms.functions.bind import bind, check_unchanged, live, traced_versions
 from fxforms.functions.closures import closing
 from fxforms.functions.combined import split_class
 from fxforms.functions.context import RuleContext, as_tuple, finish_jvp, kept_tangents, materialize
@@ -86,6 +86,7 @@ class FunctionRules(Attempts):
         self.watches = watches
         self.leaves_torch: bool | None = None
         self.setup_is_known = False
+        self.has_mapped = False
         self.calls_engine: bool | None = None
         self.may_hide = True
         methods = [function.forward, function.setup_context, self.backward, self.jvp, self.vmap]
@@ -122,9 +123,11 @@ class FunctionRules(Attempts):
         With no level left and nothing that plain autograd follows, the body needs no ``ctx``.
         """
         if not (substrate.transforms_active() or self.combined or tracked(operands)):
+            versions = traced_versions(operands)
             try:
                 return run_untracked(self.function.forward, live(operands))
             except ValueNeeded as error:
+                check_unchanged(self, operands, versions)
                 return self.staged(error, operands)
         return bind(self, operands)
 
