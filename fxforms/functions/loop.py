@@ -120,7 +120,8 @@ def changed_operand(
     """The operand whose samples ``values`` are, if the body changed them in place."""
     for index, dim in enumerate(in_dims):
         if dim is not None and all(v is sample[index] for v, sample in zip(values, given)):
-            return index if any(substrate.versions(values)) else None
+            fresh = substrate.versions((values[0].clone(),))
+            return index if substrate.versions(values[:1]) != fresh else None
     return None
 
 

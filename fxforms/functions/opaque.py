@@ -66,12 +66,13 @@ class Pure:
 
     def __init__(self, body: Callable[..., Any], name: str) -> None:
         self.body = body
-        self.__qualname__ = f"{name}.forward"
+        self.__qualname__ = getattr(body, "__qualname__", name)
 
     def __call__(self, *operands: Any) -> tuple[Any, dict[int, torch.Tensor]]:
         own = [x.clone() if isinstance(x, torch.Tensor) else x for x in operands]
+        before = [substrate.versions((x,)) for x in own]
         output = self.body(*own)
-        changes = {i: x for i, x in enumerate(own) if isinstance(x, torch.Tensor) and x._version}
+        changes = {i: x for i, x in enumerate(own) if substrate.versions((x,)) != before[i]}
 
         def place(leaf: Any) -> Any:
             found = next((i for i, x in changes.items() if x is leaf), None)
