@@ -173,6 +173,10 @@ _DATA = (
     "Write x.detach() in place of x.data. If there are saved-tensor hooks (saved_tensors_hooks, "
     "save_on_cpu), under vmap unpack must return what pack returned: compute in pack alone."
 )
+UNPACK = (
+    "Under vmap the unpack hook of saved_tensors_hooks must return what pack returned: torch takes "
+    "the data of anything else. Compute in pack alone."
+)
 TURNED_OFF = (
     "requires_grad_(False) inside the function turned the derivative by its argument off. Write "
     "x.detach() where the argument is meant as a constant."

@@ -7,17 +7,37 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
+
 from fxforms import _substrate as substrate
 from fxforms.errors import RuleError
-from fxforms.functions.bind import bind, live
+from fxforms.functions.bind import bind, bind_lower, live
 from fxforms.functions.context import RuleContext, as_tuple
 from fxforms.functions.derive import keep_for_transpose
 from fxforms.functions.faults import no_vmap_rule, overwritten, refuse_opaque, values_of_samples
 from fxforms.functions.inline import only_vmaps, run_untracked
+from fxforms.functions.inner_engine import may_record, run_recorded
 from fxforms.functions.loop import Unmappable, loop, loop_rule, warn_once
 from fxforms.functions.opaque import ValueNeeded, below_all, stage_rule
 from fxforms.functions.unseen import is_unmappable
-from fxforms.interpreters import Primitive, VmapInfo
+from fxforms.interpreters import Primitive, VmapInfo, below_all_levels
+
+
+def copied(operands: tuple[Any, ...]) -> list[torch.Tensor] | None:
+    """Copies of the plain tensors under ``operands``; None while operations are traced."""
+    if substrate.dispatch_modes():
+        return None
+    with below_all_levels(), torch.no_grad():
+        return [substrate.physical(x).clone() for x in operands if isinstance(x, torch.Tensor)]
+
+
+def put_back(operands: tuple[Any, ...], copies: list[torch.Tensor]) -> None:
+    """Undo what a body has changed in ``operands``."""
+    tensors = [substrate.physical(x) for x in operands if isinstance(x, torch.Tensor)]
+    with below_all_levels(), torch.no_grad():
+        for tensor, copy in zip(tensors, copies):
+            with substrate.preserve_version(tensor):
+                tensor.copy_(copy)
 
 
 class Attempts(Primitive, ABC):
@@ -27,6 +47,7 @@ class Attempts(Primitive, ABC):
     function: Any
     combined: bool
     loops: bool
+    splits: bool
     root: Any
     transposes_jvp: bool
     vmap: Callable[..., Any] | None
@@ -42,7 +63,11 @@ class Attempts(Primitive, ABC):
         return self.first_vmap is None and not self.loops and only_vmaps(operands)
 
     def run_mapped(self, operands: tuple[Any, ...]) -> Any:
-        """The body under vmap levels alone, at the level of the call; or else a loop."""
+        """The body under vmap levels alone, at the level of the call.
+
+        Raises:
+            Unmappable: it cannot run on a batch.
+        """
         if self.vmap_method == "error":
             raise no_vmap_rule(self.__name__)
         given = live(operands)
@@ -57,10 +82,16 @@ class Attempts(Primitive, ABC):
                     raise
                 return bind(self, operands)  # one call node for the batch
 
-        try:
-            return self.attempt(operands, body)
-        except Unmappable:  # from here on the batch is looped over
-            return bind(self, operands)
+        return self.attempt(operands, body)
+
+    def bind_at_level(self, operands: tuple[Any, ...]) -> Any:
+        """The operator below the level of a rule, in the split form."""
+        if self.maps(operands):
+            try:
+                return self.run_mapped(operands)
+            except Unmappable:  # from here on the batch is looped over
+                pass
+        return bind_lower(self, operands)
 
     def forward_with_ctx(self, ctx: Any, *operands: Any) -> Any:
         """The user's ``forward`` in the combined form, and what a derived backward needs."""
@@ -84,16 +115,22 @@ class Attempts(Primitive, ABC):
     def attempt(self, operands: tuple[Any, ...], run: Callable[[], Any]) -> Any:
         """``run()``, which runs bodies on batched tensors; raises Unmappable if one cannot.
 
-        Once that is known of a class, all its batches are looped over.
+        Once that is known of a class, all its batches are looped over. Until one has been mapped
+        there are copies, for a body may change an input and then prove unmappable.
         """
         versions = substrate.versions(operands)
+        copies = None if self.root.has_mapped else copied(operands)
         try:
-            return run()
+            result = run()
         except RuntimeError as error:
             self.loop_because(error)
             if versions != substrate.versions(operands):
-                raise overwritten(self.__name__) from error
+                if copies is None:
+                    raise overwritten(self.__name__) from error
+                put_back(operands, copies)
             raise Unmappable from error
+        self.root.has_mapped = True
+        return result
 
     def loop_because(self, error: RuntimeError) -> None:
         """Loop over batches from now on if ``error`` says that a body cannot be mapped."""
@@ -103,12 +140,19 @@ class Attempts(Primitive, ABC):
             warn_once(self.__name__, error)
         self.loops = self.root.loops = True
 
+    def note_residuals(self) -> None:
+        """A call has shown that this class hides a residual: split it from here on."""
+        self.splits = self.root.splits = True
+        self.root.saves_no_residual = False
+
     def run_rule(
         self, rule: Callable[..., Any], ctx: Any, args: tuple[Any, ...]
     ) -> tuple[Any, ...]:
         """A user's rule; one call a sample where it cannot run on a batch."""
         if getattr(ctx, "_fx_samples", None) is None:
             try:
+                if self.root.calls_engine is not False and may_record():
+                    return as_tuple(run_recorded(self.root, rule, ctx, args))
                 return as_tuple(rule(ctx, *args))
             except RuntimeError as error:
                 if isinstance(error, ValueNeeded) and below_all(ctx, args):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fxforms import _substrate as substrate
-from fxforms.errors import EscapedTensorError, translate
+from fxforms.errors import EscapedTensorError, TraceError, translate
 from fxforms.functions.opaque import ValueNeeded
 from fxforms.interpreters import Primitive, current_interpreter
 
@@ -31,13 +31,30 @@ def bind_lower(primitive: Primitive, operands: tuple[Any, ...]) -> Any:
 
 def run_plain(primitive: Primitive, operands: Sequence[Any]) -> Any:
     """The body, where no level is left, under plain autograd."""
+    versions = traced_versions(operands)
     try:
         return primitive.evaluate(*operands)
     except ValueNeeded as error:
+        check_unchanged(primitive, operands, versions)
         return primitive.staged(error, operands)
     except RuntimeError as error:
         translate(error, f"{primitive.__name__}.apply")
         raise
+
+
+def traced_versions(operands: Sequence[Any]) -> list[int]:
+    """The versions of ``operands`` while a trace runs, for a body may have to be staged."""
+    return substrate.versions(tuple(operands)) if substrate.dispatch_modes() else []
+
+
+def check_unchanged(primitive: Primitive, operands: Sequence[Any], versions: list[int]) -> None:
+    """Raise TraceError if a body that is to run anew as a call node has changed an operand."""
+    if versions != traced_versions(operands):
+        raise TraceError(
+            f"{primitive.__name__}.forward changed its input in place and then left torch (NumPy, "
+            f".item()), so jit can neither trace it nor call it anew. Leave torch before the "
+            f"change, or change a clone."
+        )
 
 
 def live(operands: tuple[Any, ...]) -> tuple[Any, ...]:

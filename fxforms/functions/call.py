@@ -90,7 +90,10 @@ def enter(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
     if rules.packs is not False or has_trees(operands):
         return enter_packed(rules, operands)
     if rules.maps(operands):
-        return rules.run_mapped(operands)
+        try:
+            return rules.run_mapped(operands)
+        except Unmappable:  # from here on the batch is looped over
+            pass
     check_arguments(rules.__name__, operands)
     if needs_split(rules, operands):
         return enter_split(rules, operands)
@@ -99,8 +102,6 @@ def enter(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
     try:
         output = bind(rules, operands)
     except (HiddenResidual, ValueNeeded) as error:
-        if isinstance(error, ValueNeeded) and not rules.combined:
-            raise
         rules.note_residuals()
         if versions != substrate.versions(operands):
             raise residual_after_change(rules.__name__) from error
@@ -134,8 +135,6 @@ def enter_plain(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
     try:
         output = run_plain(rules, given)
     except ValueNeeded:
-        if not rules.combined:
-            raise
         return enter_split(rules, operands)  # what forward saves becomes outputs of a call node
     except ContainerFound as found:
         rules.packs = True

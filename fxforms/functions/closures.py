@@ -6,8 +6,10 @@ constant, and its derivative be lost without a word.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from types import FunctionType as PythonFunction
+from types import MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -16,26 +18,55 @@ from fxforms import _substrate as substrate
 from fxforms._tree import is_atom
 from fxforms.errors import UnsupportedError, describe
 from fxforms.functions.packed import Packing
-from fxforms.functions.unseen import hidden_tensors
+from fxforms.functions.unseen import hidden_tensors, is_bound
 
-_DEPTH = 3  # a decorator's method closes over the user's function, and that over the tensor
-
-
-def closing(functions: list[Callable[..., Any] | None]) -> list[PythonFunction]:
-    """Those of ``functions`` that close over anything."""
-    return [f for f in functions if isinstance(f, PythonFunction) and f.__closure__]
+_MOST = 1000  # values looked at
+_ATOMS = (int, float, complex, str, bytes, type(None), type, ModuleType, torch.dtype, torch.device)
+_CONTAINERS = (list, tuple, set, frozenset)
 
 
-def captured(function: PythonFunction, depth: int = _DEPTH) -> Iterator[Any]:
-    """What ``function`` closes over, and the functions among that in turn."""
-    for cell in function.__closure__ or ():
-        try:
-            value = cell.cell_contents
-        except ValueError:  # a name that is not bound yet
-            continue
-        yield value
-        if depth and isinstance(value, PythonFunction):
-            yield from captured(value, depth - 1)
+@functools.cache
+def _holds_nothing(kind: type) -> bool:
+    """True if values of type ``kind`` hold no tensor that a rule could read."""
+    return issubclass(kind, _ATOMS)
+
+
+def closing(functions: list[Callable[..., Any] | None]) -> list[Any]:
+    """Those of ``functions`` that hold anything: a closure, defaults, an instance."""
+    return [
+        f for f in functions if f is not None and (not isinstance(f, PythonFunction) or _held(f))
+    ]
+
+
+def _held(value: Any) -> list[Any]:
+    """What ``value`` holds that a rule could read by way of it."""
+    if isinstance(value, PythonFunction):
+        found = [cell.cell_contents for cell in value.__closure__ or () if is_bound(cell)]
+        if value.__defaults__:
+            found += value.__defaults__
+        return [*found, *value.__kwdefaults__.values()] if value.__kwdefaults__ else found
+    if isinstance(value, dict):
+        return [*value.values()]
+    if isinstance(value, _CONTAINERS):
+        return [*value]
+    if isinstance(value, MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, value.keywords]
+    return [*getattr(value, "__dict__", {}).values()]
+
+
+def captured(functions: list[Any]) -> Iterator[torch.Tensor]:
+    """The tensors that ``functions`` hold, at any depth of functions, containers and objects."""
+    waiting, seen = [*functions], set()
+    for value in waiting:
+        kind: Any = type(value)
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif not (_holds_nothing(kind) or id(value) in seen):
+            seen.add(id(value))
+            if len(waiting) < _MOST:
+                waiting += _held(value)
 
 
 def check_arguments(name: str, operands: tuple[Any, ...]) -> None:
@@ -52,13 +83,12 @@ def check_arguments(name: str, operands: tuple[Any, ...]) -> None:
                 )
 
 
-def check_closures(name: str, functions: list[PythonFunction]) -> None:
+def check_closures(name: str, functions: list[Any]) -> None:
     """Raise UnsupportedError if a rule closes over a tensor of a transform that is under way."""
-    for function in functions:
-        for value in captured(function):
-            if isinstance(value, torch.Tensor) and substrate.level_of(value) > 0:
-                raise UnsupportedError(
-                    f"{name} closes over a tensor of a transform (level "
-                    f"{substrate.level_of(value)}, shape {tuple(value.shape)}), which its rules do "
-                    f"not see. Pass the tensor to it as an argument."
-                )
+    for tensor in captured(functions):
+        if substrate.level_of(tensor) > 0:
+            raise UnsupportedError(
+                f"{name} closes over a tensor of a transform (level {substrate.level_of(tensor)}, "
+                f"shape {tuple(tensor.shape)}), which its rules do not see. Pass the tensor to it "
+                f"as an argument."
+            )

@@ -212,7 +212,7 @@ def followed(rules: Rules, ctx: Any, values: Sequence[Any]) -> list[Any]:
             if is_unmappable(error):
                 raise out_of_sight(rules.__name__, call.unseen) from error
             raise
-        for name in again.result:
+        for name in (VALUES,) if again.result is None else again.result:
             if name != VALUES or again.left_torch:
                 raise out_of_sight(rules.__name__, name)
 

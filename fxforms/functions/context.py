@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fxforms import _substrate as substrate
+from fxforms.errors import UNPACK, UnsupportedError
 
 
 class NodeContext(substrate.BackwardCFunction):
@@ -30,7 +31,12 @@ class NodeContext(substrate.BackwardCFunction):
     def saved_tensors(self) -> Any:  # type: ignore[override]
         """What ``save_for_backward`` was given, free of wrappers of ended levels."""
         unwrap = substrate.unwrap_if_dead
-        saved = substrate.read_saved_tensors(self)
+        try:
+            saved = substrate.read_saved_tensors(self)
+        except RuntimeError as error:
+            if "accessing `data` under vmap" not in str(error):
+                raise
+            raise UnsupportedError(f"{self._rules.__name__}: {UNPACK}") from None
         return tuple([None if x is None else unwrap(x) for x in saved])
 
     def _compiled_autograd_key(self) -> tuple[int, ...]:

@@ -7,12 +7,15 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from fxforms import _substrate as substrate
 from fxforms._tree import broadcast_prefix
 from fxforms.errors import RuleError, StructureError, describe, name_of
 from fxforms.functions.batched import BatchedBy
+from fxforms.functions.closures import check_closures
 from fxforms.functions.decorators import bound_arguments, positional_signature
 from fxforms.functions.packed import Packing
 from fxforms.interpreters import VmapInfo
+from fxforms.interpreters.levels import VMAP
 
 
 class custom_vmap:
@@ -61,6 +64,8 @@ class custom_vmap:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         fun = self._primitive.fun
+        if substrate.transforms_active() and VMAP in substrate.level_transforms():
+            check_closures(self._primitive.__name__, [fun, self._primitive.rule])
         packing, leaves = Packing.of(bound_arguments(fun, self._signature, args, kwargs))
         return packing.output(self._primitive.bind(packing, *leaves))
 

@@ -8,7 +8,9 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from fxforms._tree import flatten
+import torch
+
+from fxforms._tree import flatten, map_tensors
 from fxforms.errors import ArgumentError, RuleError, StructureError, describe, name_of
 from fxforms.functions.function import Function, FunctionType
 from fxforms.functions.inline import differentiated
@@ -80,6 +82,13 @@ class _Decorated:
         if self._function is None:
             raise RuleError(f"{name_of(self.fun)} was called before {self.missing} gave it a rule.")
         values = bound_arguments(self.fun, self._signature, args, kwargs)
+        if self._nondiff:
+            values = tuple(
+                [
+                    map_tensors(constant, v) if i in self._nondiff else v
+                    for i, v in enumerate(values)
+                ]
+            )
         return self._choose(values).apply(*values)
 
     def _choose(self, values: tuple[Any, ...]) -> Any:
@@ -248,6 +257,11 @@ class custom_jvp(_Decorated):
             return (None,) * len(ctx.output) if isinstance(ctx.output, tuple) else None
 
         self._define(forward=forward, jvp=jvp)
+
+
+def constant(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` without derivative, of whichever order."""
+    return tensor.detach()
 
 
 def add(a: Any, b: Any) -> Any:

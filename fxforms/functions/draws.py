@@ -19,7 +19,9 @@ def generator_state() -> torch.Tensor | None:
 
 
 def drew(before: torch.Tensor | None, after: torch.Tensor | None) -> bool:
-    """True if random numbers were drawn between two states."""
+    """True if random numbers were drawn between two states; not known while a trace runs."""
+    if substrate.dispatch_modes():
+        return False
     return before is not None and after is not None and not torch.equal(before, after)
 
 

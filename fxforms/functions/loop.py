@@ -10,7 +10,14 @@ import torch
 
 from fxforms import _substrate as substrate
 from fxforms._tree import is_atom, map_tensors
-from fxforms.errors import RANDOM, ArgumentError, RuleError, describe
+from fxforms.errors import (
+    RANDOM,
+    UNBATCHED,
+    ArgumentError,
+    MutationError,
+    RuleError,
+    describe,
+)
 from fxforms.functions.context import RuleContext, as_tuple, attributes_of
 from fxforms.interpreters import VmapInfo, current_interpreter
 from fxforms.interpreters.vmap import VmapInterpreter
@@ -54,20 +61,68 @@ def loop(
             f"tell the shape of its output. Give it a vmap rule, or skip the empty batch."
         )
     samples = []
+    given: list[tuple[Any, ...]] = []
+    shared = tuple([x for x, dim in zip(operands, in_dims) if dim is None])
+    versions = substrate.versions(shared)
     state = torch.get_rng_state()
     watched = info.randomness != "different" and not substrate.dispatch_modes()
     for index in range(info.batch_size):
-        result = call(*[pick(x, d, index) for x, d in zip(operands, in_dims)])
+        sample = tuple([own_sample(x, d, index) for x, d in zip(operands, in_dims)])
+        given.append(sample)
+        result = call(*sample)
         samples.append(as_tuple(result))
+        if versions != substrate.versions(shared):
+            raise MutationError(f"{name} changed in place a tensor without a batch. {UNBATCHED}")
         if watched and not torch.equal(state, torch.get_rng_state()):
             if info.randomness == "error":
                 raise ArgumentError(f"{name}: a random operation in a loop over a batch. {RANDOM}")
             if index + 1 < info.batch_size:
                 torch.set_rng_state(state)
-    check_counts(samples, name)
-    outputs = tuple([stack(values, name) for values in zip(*samples)])
-    dims = tuple([0 if isinstance(x, torch.Tensor) else None for x in outputs])
+    outputs, dims = collect(name, samples, given, in_dims, operands)
     return (outputs, dims) if isinstance(result, tuple) else (outputs[0], dims[0])
+
+
+def collect(
+    name: str,
+    samples: list[tuple[Any, ...]],
+    given: list[tuple[Any, ...]],
+    in_dims: tuple[int | None, ...],
+    operands: tuple[Any, ...],
+) -> tuple[tuple[Any, ...], tuple[int | None, ...]]:
+    """Outputs and batch dims of all ``samples``, which were ``given`` their parts of ``operands``.
+
+    An operand whose samples were changed in place and returned gets their values, and is returned.
+    """
+    check_counts(samples, name)
+    pairs: list[tuple[Any, int | None]] = []
+    changes = []
+    for values in zip(*samples):
+        index = changed_operand(values, given, in_dims)
+        if index is None:
+            output = stack(values, name)
+            pairs.append((output, 0 if isinstance(output, torch.Tensor) else None))
+        else:
+            pairs.append((operands[index], in_dims[index]))
+            changes.append((operands[index], torch.stack(values, in_dims[index] or 0)))
+    for operand, value in changes:
+        operand.copy_(value)
+    return tuple([x for x, _ in pairs]), tuple([dim for _, dim in pairs])
+
+
+def own_sample(value: Any, dim: int | None, index: int) -> Any:
+    """Sample ``index`` of ``value`` in memory of its own, for a body may change it in place."""
+    return value if dim is None else value.select(dim, index).clone()
+
+
+def changed_operand(
+    values: tuple[Any, ...], given: list[tuple[Any, ...]], in_dims: tuple[int | None, ...]
+) -> int | None:
+    """The operand whose samples ``values`` are, if the body changed them in place."""
+    for index, dim in enumerate(in_dims):
+        if dim is not None and all(v is sample[index] for v, sample in zip(values, given)):
+            fresh = substrate.versions((values[0].clone(),))
+            return index if substrate.versions(values[:1]) != fresh else None
+    return None
 
 
 def loop_rule(
@@ -110,6 +165,7 @@ def sample_context(
         return context
     context = RuleContext(ctx.needs_input_grad, ctx._fx_lowered)
     context.to_save = tuple([put(x) for x in ctx.saved_tensors])
+    context._fx_input_likes = getattr(ctx, "_fx_input_likes", ())
     for name, value in attributes_of(ctx).items():
         setattr(context, name, map_tensors(put, value))
     return context

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from fxforms import _substrate as substrate
-from fxforms._tree import leaves
+from fxforms._tree import leaves, map_leaves
 from fxforms.errors import TraceError
 from fxforms.functions.context import RuleContext, as_tuple, attributes_of
 from fxforms.functions.contract import Rules
@@ -64,7 +64,10 @@ def opaque_class(rules: Rules, stage: Callable[..., Any]) -> Any:
     source = rules.function
 
     def forward(*operands: Any) -> Any:
-        return stage(source.forward, operands)
+        output, changes = stage(Pure(source.forward, rules.__name__), operands)
+        for index, value in changes.items():
+            operands[index].copy_(value)
+        return map_leaves(lambda x: operands[x.index] if isinstance(x, Operand) else x, output)
 
     methods: dict[str, Any] = {"forward": forward, "setup_context": source.setup_context}
     if rules.backward is not None:
@@ -72,6 +75,38 @@ def opaque_class(rules: Rules, stage: Callable[..., Any]) -> Any:
     if rules.jvp is not None:
         methods["jvp"] = rules.jvp
     return substrate.make_function(rules.__name__, source.__base__, methods)
+
+
+class Operand:
+    """The place of an operand that a body has changed in place and returned."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+class Pure:
+    """``body`` as a function without effect on its operands, which a call node must be.
+
+    It returns the output, operands in it by their place, and the operands that it has changed.
+    """
+
+    def __init__(self, body: Callable[..., Any], name: str) -> None:
+        self.body = body
+        self.__qualname__ = getattr(body, "__qualname__", name)
+
+    def __call__(self, *operands: Any) -> tuple[Any, dict[int, torch.Tensor]]:
+        own = [x.clone() if isinstance(x, torch.Tensor) else x for x in operands]
+        before = [substrate.versions((x,)) for x in own]
+        output = self.body(*own)
+        changes = {i: x for i, x in enumerate(own) if substrate.versions((x,)) != before[i]}
+
+        def place(leaf: Any) -> Any:
+            found = next((i for i, x in changes.items() if x is leaf), None)
+            return leaf if found is None else Operand(found)
+
+        return map_leaves(place, output), changes
 
 
 def below_all(ctx: Any, args: tuple[Any, ...]) -> bool:

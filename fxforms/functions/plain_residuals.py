@@ -19,7 +19,7 @@ from fxforms.functions.context import RuleContext, among, as_tuple, attributes_o
 from fxforms.functions.contract import Rules
 from fxforms.functions.derive import Like
 from fxforms.functions.draws import check_repeated
-from fxforms.functions.residuals import Tracked
+from fxforms.functions.residuals import LeavesTorch, Tracked
 
 _TENSOR, _REF = torch.Tensor, weakref.ref
 
@@ -69,8 +69,11 @@ def context_again(rules: Rules, ctx: Any) -> Any:
     if rules.once or operands is None:
         return ctx
     fresh = RuleContext(ctx.needs_input_grad)
-    with torch.enable_grad(), Tracked(0) as tracked:
-        known = (*operands, *differentiable(fresh, run_body(rules, fresh, operands)))
+    with torch.enable_grad(), Tracked() as tracked:
+        try:
+            known = (*operands, *differentiable(fresh, run_body(rules, fresh, operands)))
+        except LeavesTorch:
+            return ctx
     if tracked.left_torch or fresh.dirty_tensors:
         return ctx
 

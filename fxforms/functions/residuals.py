@@ -15,6 +15,7 @@ from fxforms import _substrate as substrate
 from fxforms.errors import GradientError
 from fxforms.functions.derive import Like, pull
 from fxforms.functions.draws import check_repeated
+from fxforms.functions.inner_engine import CUTS, ENGINE, REQUIRES, Recorded
 from fxforms.interpreters import below_all_levels, grad_level
 
 Body = Callable[[tuple[Any, ...]], Sequence[Any]]
@@ -29,15 +30,14 @@ _LEAVES_TORCH = frozenset(
         torch.Tensor.data_ptr,
     }
 )
-_ALIASES = frozenset({torch.Tensor.detach, torch.Tensor.data.__get__})  # type: ignore[attr-defined]
+_CUTS = CUTS | REQUIRES | ENGINE
 
 
-class Tracked(TorchFunctionMode):
-    """Runs a body at ``level`` with recording on, and notes if a tracked value leaves torch."""
+class Tracked(Recorded):
+    """Runs a body with recording on, and notes if a tracked value leaves torch."""
 
-    def __init__(self, level: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.level = level
         self.left_torch = False
         self.inference = torch.is_inference_mode_enabled()
 
@@ -45,22 +45,26 @@ class Tracked(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        own = substrate.level_depth() == self.level  # a transform that forward calls is its own
+        own = self.own()
         if func is substrate.set_grad_enabled and own:
             return None
-        if func in _ALIASES and own:
-            return args[0].view_as(args[0])
         if func in _LEAVES_TORCH and args[0].requires_grad:
             self.left_torch = True
             return outside(func, args, kwargs)
         if own and not self.inference and torch.is_inference_mode_enabled():
             with torch.inference_mode(False), torch.enable_grad():
-                return func(*args, **kwargs)
-        return func(*args, **kwargs)
+                return self.recorded(func, args, kwargs)
+        return self.recorded(func, args, kwargs) if own else func(*args, **kwargs)
+
+
+class LeavesTorch(Exception):
+    """A body that is traced leaves torch: there is no value to go on with."""
 
 
 def outside(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``func`` on the number behind a tracked tensor; torch's error if that is a batch."""
+    if substrate.dispatch_modes():
+        raise LeavesTorch
     value = substrate.base_value(args[0])
     if substrate.is_batched(value):
         return func(value, *args[1:], **kwargs)
@@ -69,12 +73,15 @@ def outside(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 class Noted(TorchFunctionMode):
-    """Notes if a floating value leaves torch in a body, or is computed in inference mode."""
+    """Notes if a floating value leaves torch in a body, or is cut off from what it depends on.
+
+    That is: detached, computed by the engine, without recording or in inference mode.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.left_torch = False
-        self.inferred = False
+        self.cut = False
         self.inference = torch.is_inference_mode_enabled()
 
     def __torch_function__(
@@ -83,12 +90,14 @@ class Noted(TorchFunctionMode):
         if func in _LEAVES_TORCH and Like.of(args[0]) is not None:
             self.left_torch = True
         if not self.inference and torch.is_inference_mode_enabled():
-            self.inferred = True
+            self.cut = True
+        if func in _CUTS or (func is substrate.set_grad_enabled and args == (False,)):
+            self.cut = True
         return func(*args, **(kwargs or {}))
 
 
 class Rerun(NamedTuple):
-    """A body that ran again on tracked inputs."""
+    """A body that ran again on tracked inputs; no result if it was traced and left torch."""
 
     result: Any
     leaves: list[torch.Tensor]
@@ -97,14 +106,18 @@ class Rerun(NamedTuple):
 
 def run_again(body: Callable[[tuple[Any, ...]], Any], operands: tuple[Any, ...]) -> Rerun:
     """``body(operands)`` at a grad level of its own, the tensors among ``operands`` its leaves."""
-    with grad_level() as level, Tracked(level) as tracked:
+    with grad_level() as level, Tracked() as tracked:
         leaves, inner = [], []
         for operand in operands:
             if Like.of(operand) is not None:
                 operand = substrate.make_leaf(operand, level)
                 leaves.append(operand)
             inner.append(operand)
-        return Rerun(body(tuple(inner)), leaves, tracked.left_torch)
+        try:
+            result = body(tuple(inner))
+        except LeavesTorch:
+            result = None
+        return Rerun(result, leaves, tracked.left_torch)
 
 
 def pull_residuals(
@@ -122,14 +135,14 @@ def pull_residuals(
         GradientError: a tracked value left torch on the way, or the residuals are others now.
     """
     again = run_again(body, operands)
-    chosen = [(r, ct) for r, ct in zip(again.result, cotangents) if ct is not None]
-    if again.left_torch and chosen:
-        shapes = ", ".join(str(tuple(residual.shape)) for residual, _ in chosen)
+    if again.left_torch and any(ct is not None for ct in cotangents):
+        shapes = ", ".join(str(tuple(ct.shape)) for ct in cotangents if ct is not None)
         raise GradientError(
             f"{name}: a second derivative needs the derivative of what forward saved for backward "
             f"(residuals of shape {shapes}), and forward leaves torch (NumPy, .item()) where it "
             f"computes them. Save only inputs and outputs, or compute the residual in torch."
         )
+    chosen = [(r, ct) for r, ct in zip(again.result, cotangents) if ct is not None]
     check_repeated(name, saved, again.result)
     found = iter(pull([r for r, _ in chosen], [ct for _, ct in chosen], again.leaves))
     return [None if Like.of(x) is None else next(found) for x in operands]

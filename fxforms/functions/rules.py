@@ -10,7 +10,7 @@ import torch
 
 from fxforms import _substrate as substrate
 from fxforms.functions.attempts import Attempts
-from fxforms.functions.bind import bind, bind_lower, live
+from fxforms.functions.bind import bind, bind_lower, check_unchanged, live, traced_versions
 from fxforms.functions.closures import closing
 from fxforms.functions.combined import loop_split, set_up_split, split_backward, split_class
 from fxforms.functions.context import RuleContext, as_tuple, finish_jvp, kept_tangents, materialize
@@ -88,6 +88,8 @@ class FunctionRules(Attempts):
         self.leaves_torch: bool | None = None
         self.setup_is_known = False
         self.shares_setup: bool | None = None
+        self.has_mapped = False
+        self.calls_engine: bool | None = None
         self.may_hide = True
         methods = [function.forward, function.setup_context, self.backward, self.jvp, self.vmap]
         self.closing = closing(methods if root is None else [])
@@ -125,11 +127,13 @@ class FunctionRules(Attempts):
         if self.combined:
             return bind(self, operands)
         if substrate.transforms_active():
-            return self.run_mapped(operands) if self.maps(operands) else bind_lower(self, operands)
+            return self.bind_at_level(operands)
         if not tracked_outside(operands):
+            versions = traced_versions(operands)
             try:
                 return run_untracked(self.function.forward, live(operands))
             except ValueNeeded as error:
+                check_unchanged(self, operands, versions)
                 return self.staged(error, operands)
         return bind(self, operands)
 
@@ -139,11 +143,6 @@ class FunctionRules(Attempts):
             raise error
         staged = FunctionRules(opaque_class(self, error.stage), self.root, watches=False)
         return staged.evaluate(*live(tuple(operands)))
-
-    def note_residuals(self) -> None:
-        """A call has shown that this class hides a residual: split it from here on."""
-        self.splits = self.root.splits = True
-        self.root.saves_no_residual = False
 
     def setup_context(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """The user's ``setup_context``, and what a derived backward needs beside it."""
@@ -259,7 +258,9 @@ class SplitRules(FunctionRules):
     def staged(self, error: ValueNeeded, operands: Sequence[Any]) -> Any:
         """``forward`` as one call node; what it leaves on ``ctx`` must be tensors."""
         outputs = super().staged(error, operands)
-        if operands[0].keeps_values():
+        call: Call = operands[0]
+        call.drawn = None  # that of the trial run
+        if call.keeps_values():
             raise values_in_graph(self.__name__)
         return outputs
 

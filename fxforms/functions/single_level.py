@@ -145,7 +145,7 @@ def run_setup(
         if rules.watches and is_unmappable(error):
             raise HiddenResidual from error
         raise
-    hides = noted.inferred or (noted.left_torch and holds_values(attributes_of(ctx)))
+    hides = noted.cut or (noted.left_torch and holds_values(attributes_of(ctx)))
     if hides and ctx.dirty_tensors and is_last():
         return rules.note_residuals()  # a level above, of the same call, has still to note it
     rules.root.setup_is_known = True

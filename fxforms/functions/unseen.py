@@ -32,6 +32,9 @@ _UNMAPPABLE = (
     "Tensor in some data-dependent control flow",
     "We do not support batching operators that can",
     "attempting to call Tensor.requires_grad_()",
+    "does not require grad and does not have a grad_fn",  # after requires_grad_() on a batch
+    "accessing `data` under vmap",
+    "Can't detach views in-place",
     "is not possible because there exists a Tensor",  # it fills a tensor of its own in place
 )
 Check = Callable[[tuple[Any, ...]], None]
@@ -57,11 +60,11 @@ def _referents(value: Any) -> Sequence[Any]:
     """What ``value`` holds; of a function its closure and defaults, not the globals."""
     if not isinstance(value, FunctionType):
         return gc.get_referents(value)
-    cells = [cell for cell in value.__closure__ or () if _is_bound(cell)]
+    cells = [cell for cell in value.__closure__ or () if is_bound(cell)]
     return [*(c.cell_contents for c in cells), value.__defaults__, value.__kwdefaults__]
 
 
-def _is_bound(cell: Any) -> bool:
+def is_bound(cell: Any) -> bool:
     """False for the cell of a name that has no value yet."""
     try:
         cell.cell_contents  # noqa: B018

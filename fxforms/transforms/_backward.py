@@ -8,6 +8,7 @@ import torch
 
 from fxforms import _substrate as substrate
 from fxforms.errors import TURNED_OFF
+from fxforms.interpreters.levels import JVP
 
 
 def backward(
@@ -42,8 +43,13 @@ def backward(
 def settled(
     gradients: list[torch.Tensor], pairs: list[tuple[torch.Tensor, torch.Tensor]]
 ) -> list[torch.Tensor]:
-    """``gradients``, off a graph that has ended: a saved-tensor hook may have left them on it."""
+    """``gradients``, off a graph that has ended: a hook or a rule may have left them on it.
+
+    Not at a jvp level: there ``detach`` takes the tangent off too, and the graph ends with it.
+    """
     unwrap = substrate.unwrap_if_dead
+    if substrate.transforms_active() and JVP in substrate.level_transforms():
+        return gradients
     if any(unwrap(x).requires_grad for pair in pairs for x in pair):
         return gradients
     return [g.detach() for g in gradients]

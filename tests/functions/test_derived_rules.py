@@ -12,7 +12,7 @@ from custom import plain
 from oracle import assert_trees_close, vec
 from rule_sets import DERIVATIVES, FORMS, VMAPS, as_op, compose, make, words
 from torch import Tensor
-from unary import PROGRAMS, check, function
+from unary import FIRST_ORDER, PROGRAMS, check, function
 
 import fxforms
 
@@ -89,3 +89,18 @@ def test_a_subclass_that_overrides_one_rule(program: str) -> None:
         backward = staticmethod(lambda ctx, g: g * ctx.saved_tensors[0].cos())
 
     check(program, Derived.apply, torch.sin)
+
+
+@pytest.mark.filterwarnings("ignore::fxforms.UnmappableWarning")
+@pytest.mark.parametrize("program", FIRST_ORDER)
+def test_a_backward_from_a_jvp_that_changes_its_tangent(program: str) -> None:
+    """Looped over, for its tangent has no batch; each sample must know what its inputs are."""
+
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x.exp_())
+        ctx.y = x
+        return x
+
+    op = function("Exp", forward=forward, jvp=lambda ctx, t: t.mul_(ctx.y))
+    for _ in range(2):
+        check(program, lambda x: op.apply(x * 1), torch.exp)

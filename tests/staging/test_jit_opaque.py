@@ -260,3 +260,17 @@ def test_an_opaque_rule_that_returns_none_for_an_argument() -> None:
     f = fxforms.jit(fxforms.grad(lambda x: Scaled.apply(x, 3.0).sum()), backend="eager")
     for _ in range(2):
         assert torch.equal(f(x), torch.full((3,), 3.0))
+
+
+def test_a_batch_at_the_first_call_of_a_combined_form() -> None:
+    class First(fxforms.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return numpy_of(x, np.sin)
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            return g * ctx.saved_tensors[0].cos()
+
+    assert torch.allclose(jit(fxforms.vmap(First.apply))(X), X.sin())

@@ -129,7 +129,9 @@ def test_saved_tensor_hooks_around_a_function() -> None:
     assert torch.allclose(fxforms.vmap(fxforms.grad(lambda x: f(x[None])))(X), (-X).cos())
 
 
-@pytest.mark.xfail(strict=True, raises=UnsupportedError, reason="torch takes the data of a batch")
+@pytest.mark.xfail(
+    strict=True, raises=UnsupportedError, reason="torch's C++ takes .data of what unpack returns"
+)
 def test_an_unpack_hook_that_computes_under_vmap() -> None:
     def f(x: Tensor) -> Tensor:
         with torch.autograd.graph.saved_tensors_hooks(lambda t: t, torch.neg):

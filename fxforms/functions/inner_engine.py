@@ -1,0 +1,156 @@
+"""Bodies and rules that call the autograd engine themselves (``torch.autograd.grad``).
+
+What the engine gives is a constant to every level unless the call asks for a graph, and mostly it
+is asked on a detached leaf. A derivative of such a value would be a silent zero, so where one may
+be asked for, the call is made to record, and a detached tensor stays part of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from fxforms import _substrate as substrate
+from fxforms.functions.context import among
+
+_TENSOR: Any = torch.Tensor
+ALIASES = frozenset({_TENSOR.detach, _TENSOR.data.__get__})
+CUTS = ALIASES | {_TENSOR.detach_}
+REQUIRES = frozenset({_TENSOR.requires_grad_, _TENSOR.requires_grad.__set__})
+ENGINE = frozenset({torch.autograd.grad, _TENSOR.backward})
+_GRAD = _TENSOR.grad.__get__
+
+
+class Recorded(TorchFunctionMode):
+    """Runs code at the level of its making so that what it asks of the engine is recorded.
+
+    ``x.detach()`` is a view, ``.backward()`` fills the ``.grad`` of the tensors that were told to
+    require one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depth = substrate.level_depth()
+        self.leaves: list[torch.Tensor] = []
+        self.gradients: dict[int, torch.Tensor | None] = {}
+
+    def own(self) -> bool:
+        """False inside a transform that the code calls."""
+        return substrate.level_depth() == self.depth
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        return self.recorded(func, args, kwargs) if self.own() else func(*args, **kwargs)
+
+    def recorded(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``func``, which the code calls at its own level."""
+        if func is _TENSOR.detach_:
+            return args[0]
+        if func in ALIASES:
+            return args[0].view_as(args[0])
+        if func in REQUIRES:
+            self.leaves.append(args[0])
+            return args[0] if args[0].requires_grad else allowed(func, args, kwargs)
+        if func is torch.autograd.grad:
+            return func(*args, **kwargs | {"create_graph": True})
+        if func is _TENSOR.backward:
+            return self.backward(*args, **kwargs)
+        if func == _GRAD and id(args[0]) in self.gradients:
+            return self.gradients[id(args[0])]
+        return func(*args, **kwargs)
+
+    def backward(self, tensor: Any, gradient: Any = None, inputs: Any = None, **more: Any) -> None:
+        """``tensor.backward(gradient)``; leaves of others get their gradient as ever."""
+        given = (
+            inputs if isinstance(inputs, (tuple, list)) else None if inputs is None else [inputs]
+        )
+        leaves = [x for x in self.leaves if given is None or among(x, tuple(given))]
+        found = torch.autograd.grad(
+            tensor, leaves or [tensor], gradient, create_graph=True, allow_unused=True
+        )
+        for leaf, new in zip(leaves, found):
+            before = self.gradients.get(id(leaf))
+            self.gradients[id(leaf)] = new if before is None or new is None else before + new
+        others = given if given is not None else leaves_between(tensor, self.leaves)
+        others = [x for x in others if not among(x, tuple(self.leaves))]
+        if others:
+            tensor.backward(gradient, retain_graph=True, inputs=others)
+
+
+class EngineCalled(Exception):
+    """A rule calls the engine at its own level."""
+
+
+class Watched(Recorded):
+    """Raises EngineCalled if code calls the engine, and else leaves it alone."""
+
+    def recorded(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func in ENGINE:
+            raise EngineCalled
+        return (allowed if func in REQUIRES else call)(func, args, kwargs)
+
+
+def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``func(*args, **kwargs)``."""
+    return func(*args, **kwargs)
+
+
+def allowed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``func``, which sets ``requires_grad``; the engine forgets that a level allows it."""
+    if substrate.on_vmap_level():
+        return func(*args, **kwargs)
+    before: bool = substrate.requires_grad_allowed()
+    substrate.set_requires_grad_allowed(True)
+    try:
+        return func(*args, **kwargs)
+    finally:
+        substrate.set_requires_grad_allowed(before)
+
+
+def leaves_between(tensor: torch.Tensor, ends: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The leaves that the graph of ``tensor`` reaches other than by way of ``ends``."""
+    seen = {x.grad_fn for x in ends} | {None}
+    waiting, found = [tensor.grad_fn], []
+    for node in waiting:
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        waiting += [following for following, _ in node.next_functions]
+    return found
+
+
+def may_record() -> bool:
+    """True unless a rule runs in a backward pass of plain autograd that builds no graph."""
+    return torch.is_grad_enabled() or substrate.transforms_active()
+
+
+def run_recorded(rules: Any, rule: Callable[..., Any], ctx: Any, args: tuple[Any, ...]) -> Any:
+    """A user's rule where its result may be differentiated; its first call shows what it calls.
+
+    ``rules`` remember it as ``calls_engine``.
+    """
+    if rules.calls_engine is None:
+        try:
+            with Watched():
+                result = rule(ctx, *args)
+        except EngineCalled:
+            rules.calls_engine = True
+        else:
+            rules.calls_engine = bool(rules.calls_engine)  # True if a rule that this one calls does
+            return result
+    if not (substrate.transforms_active() or any(map(requires_grad, (*ctx.saved_tensors, *args)))):
+        return rule(ctx, *args)
+    with Recorded():
+        return rule(ctx, *args)
+
+
+def requires_grad(value: Any) -> bool:
+    """True if ``value`` is a tensor that plain autograd follows."""
+    return isinstance(value, torch.Tensor) and value.requires_grad
