@@ -109,7 +109,8 @@ class RpcAgent(ABC):
         Raises:
             ArgumentError: there is none.
         """
-        found = self._workers.get(to.id if isinstance(to, WorkerInfo) else to)
+        key = to.id if isinstance(to, WorkerInfo) else to
+        found = self._workers.get(key) if isinstance(key, (str, int)) else None
         if found is None:
             names = ", ".join(repr(worker.name) for worker in self.workers)
             raise ArgumentError(f"There is no worker {to!r}. The workers are {names}.")
@@ -249,14 +250,18 @@ class RpcAgent(ABC):
     def _sweep(self) -> None:
         """Fail requests that have run out of time, and tidy up, until the agent is closed."""
         while not self.closed.wait(SWEEP):
-            for callback in self.on_tick:
-                callback()
-            for to, message in self._requests.unanswered():
-                with contextlib.suppress(RpcError):
-                    self._transmit(to, message, RESEND)
-            for id, request in self._requests.late():
-                # Not in this thread: what waits for the future may run code of the user.
-                self.pool.submit(self._requests.fail, id, request.late())
+            self._tick()
+
+    def _tick(self) -> None:
+        """One look; nothing that it saw is held until the next."""
+        for callback in self.on_tick:
+            callback()
+        for to, message in self._requests.unanswered():
+            with contextlib.suppress(RpcError):
+                self._transmit(to, message, RESEND)
+        for id, request in self._requests.late():
+            # Not in this thread: what waits for the future may run code of the user.
+            self.pool.submit(self._requests.fail, id, request.late())
 
 
 def isolated(message: Message) -> Message:

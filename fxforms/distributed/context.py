@@ -50,7 +50,9 @@ class AutogradContext:
         """Add to the gradient of ``leaf``."""
         with self.lock:
             before = self.grads.get(leaf)
-            self.grads[leaf] = grad if before is None else before + grad
+            # A copy: the gradient may be that of another leaf too, or expanded, and optimisers and
+            # users change gradients in place.
+            self.grads[leaf] = grad.clone() if before is None else before + grad
 
 
 class Contexts:

@@ -70,7 +70,8 @@ class Kept:
 
     def take(self, answer: Any) -> Tensors:
         """The outputs in the answer of `residuals.keep`."""
-        id, self.moving, self.captured, self.part.returned[0], outputs = answer
+        id, self.moving, self.captured, returned, drawn, outputs = answer
+        self.part.returned[0], self.part.drawn[0] = returned, drawn
         if any(self.moving):
             self.handle = Handle(current_agent(), self.part.worker, id)
         return outputs  # type: ignore[no-any-return]

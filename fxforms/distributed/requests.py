@@ -121,9 +121,9 @@ def seconds(timeout: float | None, default: float) -> float:
     """
     if timeout is None or timeout == UNSET_RPC_TIMEOUT:
         return default
-    if not 0 < timeout <= MAX_TIMEOUT:
+    if not (isinstance(timeout, (int, float)) and 0 < timeout <= MAX_TIMEOUT):
         raise ArgumentError(
-            f"timeout={timeout}: expected seconds, more than 0 and at most {MAX_TIMEOUT:g}."
+            f"timeout={timeout!r}: expected seconds, more than 0 and at most {MAX_TIMEOUT:g}."
         )
     return timeout
 

@@ -22,6 +22,7 @@ from fxforms.distributed.current import current_agent
 from fxforms.distributed.functions import RECV, as_inputs, edge_of
 from fxforms.distributed.plan import LEAF, following
 from fxforms.distributed.registry import register
+from fxforms.distributed.repeated_draws import Drawn
 from fxforms.distributed.requests import WorkerInfo
 from fxforms.distributed.transformed import Base, Transform, apply_all
 from fxforms.errors import ArgumentError, RpcError
@@ -128,11 +129,12 @@ def keep(
     caller: int,
     name: str,
     arguments: Any,
+    drawn: Drawn | None,
     transforms: list[Transform],
     maps: list[Transform],
     mask: list[bool],
     *tensors: torch.Tensor,
-) -> tuple[int, list[bool], bool, Any, Tensors]:
+) -> tuple[int, list[bool], bool, Any, Drawn | None, Tensors]:
     """Run a function under ``transforms``, then the vmaps ``maps``, and keep the graph.
 
     The operands in ``mask`` are differentiated, each sample's apart, so those that all samples
@@ -140,9 +142,9 @@ def keep(
 
     Returns:
         The handle, which outputs have a derivative, whether captured tensors would get one, what
-        the function returned, and the tensors of the outputs.
+        the function returned and drew, and the tensors of the outputs.
     """
-    base = Base(name, arguments)
+    base = Base(name, arguments, drawn)
     function = apply_all(base, transforms)
     like = [
         batch_first(tensors[i], [[m[1][i], m[3]] for m in reversed(maps)])
@@ -165,7 +167,8 @@ def keep(
     if recorded:
         _residuals().kept[handle] = Kept(caller, edges, [x.to("meta") for x in like], recorded)
     captured = not maps and has_others(recorded, edges)
-    return handle, moving, captured, base.returned, tuple([x.detach() for x in outputs])
+    detached = tuple([x.detach() for x in outputs])
+    return handle, moving, captured, base.returned, base.drawn, detached
 
 
 def batch_first(tensor: torch.Tensor, batches: list[list[Any]]) -> torch.Tensor:

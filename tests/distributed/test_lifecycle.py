@@ -9,6 +9,7 @@ import threading
 from typing import Any
 
 import pytest
+import torch
 from distributed import remote_functions as rf
 from distributed.worlds import ROOT, assert_nothing_held, environment, free_port
 
@@ -156,3 +157,20 @@ def test_only_functions_with_a_name_are_registered() -> None:
     for nameless in (lambda: 1, OPTIONS, "f"):
         with pytest.raises(ArgumentError, match="top of a module"):
             fd.register(nameless)
+
+
+def test_arguments_that_are_none() -> None:
+    fd.init_rpc("alone", rank=0, world_size=1, agent="local")
+    try:
+        assert fd.rpc_sync("alone", rf.process, None, None) > 0
+        for args, kwargs in ((torch.ones(2), None), ("text", None), ((), [1]), (3, None)):
+            with pytest.raises(ArgumentError, match=r"args=\(x,\)"):
+                fd.rpc_sync("alone", rf.double, args, kwargs)  # type: ignore[arg-type]
+        for timeout in ("soon", 0, -3, float("nan")):
+            with pytest.raises(ArgumentError, match="timeout="):
+                fd.rpc_sync("alone", rf.double, (1,), timeout=timeout)  # type: ignore[arg-type]
+        for to in ("nobody", 1, None, [0]):
+            with pytest.raises(ArgumentError, match="There is no worker"):
+                fd.rpc_sync(to, rf.double, (1,))  # type: ignore[arg-type]
+    finally:
+        fd.shutdown()
