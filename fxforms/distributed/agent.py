@@ -66,6 +66,7 @@ class RpcAgent(ABC):
         self.lost: dict[int, str] = {}
         self.on_lost: list[Callable[[WorkerInfo], None]] = []
         self.on_unsent: list[Callable[[list[int]], None]] = []
+        self.on_unread: list[Callable[[Message], None]] = []
         self.on_closed: list[Callable[[], None]] = []
         self.on_tick: list[Callable[[], None]] = []
         self.counts: list[Callable[[], dict[str, int]]] = []
@@ -75,7 +76,7 @@ class RpcAgent(ABC):
             self._workers[worker.name] = self._workers[worker.id] = worker
         self._respond = respond
         self._unique = itertools.count((info.id << 48) + 1)
-        self._requests = Requests()
+        self._requests = Requests(self._unread)
         self._serving: set[tuple[int, int]] = set()
         self.closed = threading.Event()
         self.pool = Pool(repr(info.name), lambda: current.bind(self))
@@ -229,6 +230,12 @@ class RpcAgent(ABC):
             self._requests.complete(sender, isolated(response))
         else:
             self._transmit(sender, response, self.timeout)
+
+    def _unread(self, response: Message) -> None:
+        """An answer came when nobody waited for it any more."""
+        with contextlib.suppress(WorkerLostError):
+            for callback in self.on_unread:
+                self.pool.submit(callback, response)
 
     def lose(self, worker: WorkerInfo, reason: str) -> None:
         """Take ``worker`` for dead: every request to it fails, now and later."""

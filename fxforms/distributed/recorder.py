@@ -77,7 +77,8 @@ class _Recorder:
         if context is None:
             return _without_context(message)
         agent = current_agent()
-        context.known.add(to.id)
+        if not context.call(to.id):
+            contexts_of(agent).get(context.id)  # raises; none would tell the other of the end
         command = _with_send(agent, context, message)
         command.released = contexts_of(agent).take_untold(to.id)
         return command.to_message()
