@@ -18,6 +18,7 @@ import torch
 import torch.utils._cxx_pytree  # mirrors most of torch's registry into optree
 from optree import PyTreeSpec
 from torch.utils._pytree import SUPPORTED_NODES, NodeDef
+from torch.utils._pytree import register_dataclass as _register_dataclass
 
 from fxforms.errors import StructureError
 
@@ -56,6 +57,12 @@ def _sync() -> None:
                 _mirror(cls, node)
                 _mirrored.add(cls)
         _seen = len(nodes)
+
+
+def register_dataclass(cls: type) -> None:
+    """Make the dataclass ``cls`` a pytree of its fields, unless it is a pytree already."""
+    if cls not in SUPPORTED_NODES:
+        _register_dataclass(cls)
 
 
 def flatten(tree: Any) -> tuple[list[Any], PyTreeSpec]:

@@ -66,6 +66,7 @@ class RpcAgent(ABC):
         self.lost: dict[int, str] = {}
         self.on_lost: list[Callable[[WorkerInfo], None]] = []
         self.on_unsent: list[Callable[[list[int]], None]] = []
+        self.on_unread: list[Callable[[Message], None]] = []
         self.on_closed: list[Callable[[], None]] = []
         self.on_tick: list[Callable[[], None]] = []
         self.counts: list[Callable[[], dict[str, int]]] = []
@@ -75,7 +76,7 @@ class RpcAgent(ABC):
             self._workers[worker.name] = self._workers[worker.id] = worker
         self._respond = respond
         self._unique = itertools.count((info.id << 48) + 1)
-        self._requests = Requests()
+        self._requests = Requests(self._unread)
         self._serving: set[tuple[int, int]] = set()
         self.closed = threading.Event()
         self.pool = Pool(repr(info.name), lambda: current.bind(self))
@@ -109,7 +110,8 @@ class RpcAgent(ABC):
         Raises:
             ArgumentError: there is none.
         """
-        found = self._workers.get(to.id if isinstance(to, WorkerInfo) else to)
+        key = to.id if isinstance(to, WorkerInfo) else to
+        found = self._workers.get(key) if isinstance(key, (str, int)) else None
         if found is None:
             names = ", ".join(repr(worker.name) for worker in self.workers)
             raise ArgumentError(f"There is no worker {to!r}. The workers are {names}.")
@@ -229,6 +231,12 @@ class RpcAgent(ABC):
         else:
             self._transmit(sender, response, self.timeout)
 
+    def _unread(self, response: Message) -> None:
+        """An answer came when nobody waited for it any more."""
+        with contextlib.suppress(WorkerLostError):
+            for callback in self.on_unread:
+                self.pool.submit(callback, response)
+
     def lose(self, worker: WorkerInfo, reason: str) -> None:
         """Take ``worker`` for dead: every request to it fails, now and later."""
         if self.closed.is_set() or worker.id in self.lost:
@@ -249,14 +257,18 @@ class RpcAgent(ABC):
     def _sweep(self) -> None:
         """Fail requests that have run out of time, and tidy up, until the agent is closed."""
         while not self.closed.wait(SWEEP):
-            for callback in self.on_tick:
-                callback()
-            for to, message in self._requests.unanswered():
-                with contextlib.suppress(RpcError):
-                    self._transmit(to, message, RESEND)
-            for id, request in self._requests.late():
-                # Not in this thread: what waits for the future may run code of the user.
-                self.pool.submit(self._requests.fail, id, request.late())
+            self._tick()
+
+    def _tick(self) -> None:
+        """One look; nothing that it saw is held until the next."""
+        for callback in self.on_tick:
+            callback()
+        for to, message in self._requests.unanswered():
+            with contextlib.suppress(RpcError):
+                self._transmit(to, message, RESEND)
+        for id, request in self._requests.late():
+            # Not in this thread: what waits for the future may run code of the user.
+            self.pool.submit(self._requests.fail, id, request.late())
 
 
 def isolated(message: Message) -> Message:

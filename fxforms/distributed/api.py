@@ -110,7 +110,7 @@ def shutdown(graceful: bool = True, timeout: float | None = None) -> None:
 def rpc_async(
     to: str | int | WorkerInfo,
     func: Any,
-    args: Sequence[Any] = (),
+    args: Sequence[Any] | None = (),
     kwargs: Mapping[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> Future[Any]:
@@ -162,7 +162,7 @@ def _hooked(worker: WorkerInfo, *call: Any) -> Future[Any] | None:
 def rpc_sync(
     to: str | int | WorkerInfo,
     func: Any,
-    args: Sequence[Any] = (),
+    args: Sequence[Any] | None = (),
     kwargs: Mapping[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> Any:

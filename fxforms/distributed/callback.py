@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from fxforms.distributed import modes
-from fxforms.distributed.agent import Origin
+from fxforms.distributed.agent import Origin, RpcAgent, prepare
 from fxforms.distributed.commands import (
     PythonCall,
     PythonRemoteCall,
@@ -20,7 +21,7 @@ from fxforms.distributed.failures import exception_response
 from fxforms.distributed.message import Message, MessageType
 from fxforms.distributed.packing import pack_for
 from fxforms.distributed.registry import operator, registered
-from fxforms.errors import MessageError
+from fxforms.errors import MessageError, RpcError
 
 Handler = Callable[[Any, Origin], RpcCommandBase]
 _H = TypeVar("_H", bound=Handler)
@@ -65,6 +66,20 @@ def respond(origin: Origin, message: Message) -> Message:
         return exception_response(error, message.id)
     response.id = message.id
     return response
+
+
+def drop(response: Message) -> None:
+    """Read an answer that nobody waits for, so that the RRefs in it are released."""
+    with suppress(RpcError):
+        command = RpcCommandBase.from_message(response)
+        inner = getattr(command, "wrapped", None)
+        if inner is not None:
+            RpcCommandBase.from_message(inner)
+
+
+@prepare
+def _prepare(agent: RpcAgent) -> None:
+    agent.on_unread.append(drop)
 
 
 def run_call(command: ScriptCall | PythonCall | ScriptRemoteCall | PythonRemoteCall) -> Any:

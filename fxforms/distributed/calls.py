@@ -23,7 +23,16 @@ from fxforms.distributed.message import Message
 from fxforms.distributed.packing import pack_for
 from fxforms.distributed.registry import operator_name, registered_name
 from fxforms.distributed.requests import WorkerInfo
-from fxforms.errors import ArgumentError, MessageError, RemoteError, WorkerLostError, name_of
+from fxforms.errors import (
+    ArgumentError,
+    MessageError,
+    RemoteError,
+    TraceError,
+    WorkerLostError,
+    describe,
+    name_of,
+)
+from fxforms.staging.fake import tracing
 
 
 class Interceptor(Protocol):
@@ -40,7 +49,7 @@ class Interceptor(Protocol):
 
 
 CallHook = Callable[
-    [WorkerInfo, Any, Sequence[Any], Mapping[str, Any] | None, float], Future[Any] | None
+    [WorkerInfo, Any, Sequence[Any] | None, Mapping[str, Any] | None, float], Future[Any] | None
 ]
 # Each is asked first, with the arguments of rpc_async; the first that does not decline makes the
 # call. So a call inside a transform becomes an instance of the operator.
@@ -54,27 +63,56 @@ def intercept(interceptor: Interceptor) -> None:
     _interceptors.append(interceptor)
 
 
-def call_command(api: str, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+def call_command(
+    api: str, fn: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+) -> Any:
     """The command that runs ``fn`` on a worker.
 
     Raises:
         ArgumentError: ``fn`` is neither a built-in operator nor registered.
     """
     cls, name = _named(api, fn)
-    return cls(name, list(args), dict(kwargs or {}), modes.capture())
+    return cls(name, *arguments(api, fn, args, kwargs), modes.capture())
 
 
 def remote_command(
-    api: str, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, ids: tuple[int, int]
+    api: str,
+    fn: Any,
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    ids: tuple[int, int],
 ) -> Any:
     """The command that runs ``fn`` on a worker and keeps the result there as RRef ``ids``."""
     cls, name = _named(api, fn)
     kept = ScriptRemoteCall if cls is ScriptCall else PythonRemoteCall
-    return kept(name, list(args), dict(kwargs or {}), modes.capture(), *ids)
+    return kept(name, *arguments(api, fn, args, kwargs), modes.capture(), *ids)
+
+
+def arguments(
+    api: str, fn: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+) -> tuple[list[Any], dict[str, Any]]:
+    """Positional and keyword arguments of a call; None stands for none.
+
+    Raises:
+        ArgumentError: they are no tuple or list, and no dict, as where ``args=(x)`` lacks a comma.
+    """
+    positional, named = () if args is None else args, {} if kwargs is None else kwargs
+    if not isinstance(positional, (tuple, list)) or not isinstance(named, Mapping):
+        raise ArgumentError(
+            f"{api}({name_of(fn)}): args is {describe(args)}, kwargs {describe(kwargs)}. Expected "
+            "a tuple or list and a dict; one argument x is args=(x,)."
+        )
+    return list(positional), dict(named)
 
 
 def _named(api: str, fn: Any) -> tuple[type[ScriptCall] | type[PythonCall], str]:
     """The class of the command for ``fn``, and its name on the other worker."""
+    if tracing():
+        raise TraceError(
+            f"{api} inside jit: the call would be made once, while jit traces, and "
+            "never again. Make it outside; or jit the function on its worker; or call it by "
+            "fxforms.pure_callback, which puts a call of Python into the graph."
+        )
     name = registered_name(fn)
     if name is not None:
         return PythonCall, name

@@ -24,7 +24,7 @@ MAX_DEPTH = 32  # of extensions inside extensions; MessagePack bounds its own co
 MAX_PAYLOAD = 1 << 26
 
 _TENSOR, _TUPLE, _COMPLEX, _CONSTANT, _DEVICE, _SIZE, _SLICE, _INT, _VALUE = range(1, 10)
-RREF = 10
+RREF, SLOT = 10, 11
 
 _CONSTANTS = {
     str(value): value

@@ -36,21 +36,38 @@ class AutogradContext:
         grads: what backward passes have accumulated, by leaf tensor.
         known: ids of the workers that this one has called in the context.
         passes: the backward passes that reached this worker.
+        released: True if it has ended.
     """
 
     def __init__(self, id: int) -> None:
         self.id = id
+        self.released = False
         self.lock = threading.Lock()
         self.sends: dict[int, SendRpcBackward] = {}
         self.grads: dict[torch.Tensor, torch.Tensor] = {}
         self.known: set[int] = set()
         self.passes = Passes(self.sends, self.accumulate)
 
+    def call(self, worker: int) -> bool:
+        """Note that ``worker`` is called in the context; False if that has ended."""
+        with self.lock:
+            if not self.released:
+                self.known.add(worker)
+            return not self.released
+
+    def end(self) -> set[int]:
+        """Take part no more; the workers that were called in it."""
+        with self.lock:
+            self.released = True
+            return self.known
+
     def accumulate(self, leaf: torch.Tensor, grad: torch.Tensor) -> None:
         """Add to the gradient of ``leaf``."""
         with self.lock:
             before = self.grads.get(leaf)
-            self.grads[leaf] = grad if before is None else before + grad
+            # A copy: the gradient may be that of another leaf too, or expanded, and optimisers and
+            # users change gradients in place.
+            self.grads[leaf] = grad.clone() if before is None else before + grad
 
 
 class Contexts:
@@ -112,7 +129,7 @@ class Contexts:
             context = self._alive.pop(id, None)
         if context is None:
             return
-        for other in context.known - {sender, self._agent.info.id}:
+        for other in context.end() - {sender, self._agent.info.id}:
             self.untold(other, [id])
 
     def untold(self, worker: int, ids: list[int]) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from fxforms.errors import ArgumentError
@@ -13,12 +16,24 @@ if TYPE_CHECKING:
 
 _thread = threading.local()
 _agents: list[RpcAgent] = []
+_forked = False
 _known: weakref.WeakSet[RpcAgent] = weakref.WeakSet()  # those that are shut down too
 
 
 def bind(agent: RpcAgent | None) -> None:
     """Make ``agent`` that of this thread."""
     _thread.agent = agent
+
+
+@contextmanager
+def bound(agent: RpcAgent) -> Iterator[None]:
+    """Make ``agent`` that of this thread for a while."""
+    before: RpcAgent | None = getattr(_thread, "agent", None)
+    bind(agent)
+    try:
+        yield
+    finally:
+        bind(before)
 
 
 def add(agent: RpcAgent) -> None:
@@ -70,4 +85,27 @@ def current_agent() -> RpcAgent:
             f"{len(_agents)} workers are threads of this process, and this thread is none of them. "
             "Make the call in the thread that called init_rpc."
         )
+    if _forked:
+        raise ArgumentError(
+            "This process was forked from an RPC worker and is none itself: its parent has the "
+            "threads and the connections. Make the call there, or call init_rpc here."
+        )
     raise ArgumentError("This process is no RPC worker. Call fxforms.distributed.init_rpc first.")
+
+
+def _leave_to_parent() -> None:
+    """Have no worker here, in a process that was just forked from one.
+
+    Its requests would be answered to the parent, under numbers that the parent uses too.
+    """
+    global _forked
+    _forked = _forked or bool(_agents)
+    for agent in _known:
+        agent.closed = threading.Event()  # the old one's lock may be held by a thread that is gone
+        agent.closed.set()
+    _agents.clear()
+    bind(None)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)

@@ -33,7 +33,7 @@ from fxforms.distributed.autograd_commands import (
 )
 from fxforms.distributed.callback import handles
 from fxforms.distributed.calls import ask_command, call_command, send_command
-from fxforms.distributed.context import AutogradContext, contexts_of
+from fxforms.distributed.context import contexts_of
 from fxforms.distributed.current import current_agent
 from fxforms.distributed.functions import NO_CONTEXT, edge_of
 from fxforms.distributed.futures import Future
@@ -46,17 +46,24 @@ _NOBODY = -1
 
 
 class _Run:
-    """What one worker does for a pass, at the request of the worker ``asker``."""
+    """What one worker does for a pass, at the request of the worker ``asker``.
+
+    ``ids`` are those of the context and of the pass.
+    """
 
     def __init__(
-        self, agent: RpcAgent, context: AutogradContext, pass_id: int, asker: int, retain: bool
+        self,
+        agent: RpcAgent,
+        local: BackwardPass,
+        ids: tuple[int, int],
+        asker: int,
+        retain: bool,
     ) -> None:
         self._agent = agent
-        self._context_id = context.id
-        self._pass_id = pass_id
+        self._context_id, self._pass_id = ids
         self._asker = asker
         self._retain = retain
-        self.local: BackwardPass = context.passes.get(pass_id)
+        self.local = local
         self.answers: list[list[Any]] = []
         self.waiting: dict[int, int] = {}
 
@@ -148,12 +155,14 @@ def dense(grads: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
 def _propagate(command: PropagateGradientsReq, origin: Origin) -> PropagateGradientsResp:
     context = contexts_of(origin.agent).get(command.context_id)
     retain = command.retain_graph
-    run = _Run(origin.agent, context, command.pass_id, origin.sender.id, retain)
-    if command.message_id == RESUME:
-        fired, change = run.local.resume(retain)
-    else:
-        fired, change = run.local.deliver(command.message_id, command.grads, retain)
-    run.go(fired, change)
+    ids = command.context_id, command.pass_id
+    with context.passes.using(command.pass_id) as local:
+        run = _Run(origin.agent, local, ids, origin.sender.id, retain)
+        if command.message_id == RESUME:
+            fired, change = local.resume(retain)
+        else:
+            fired, change = local.deliver(command.message_id, command.grads, retain)
+        run.go(fired, change)
     return PropagateGradientsResp(run.answers, run.waiting)
 
 
@@ -161,7 +170,8 @@ def _propagate(command: PropagateGradientsReq, origin: Origin) -> PropagateGradi
 def needed(context_id: int, pass_id: int, message_ids: list[int]) -> list[list[int]]:
     """The send functions, as ``[worker, message id]``, that gradients of these will reach next."""
     context = contexts_of(current_agent()).get(context_id)
-    found = context.passes.get(pass_id).need(message_ids)
+    with context.passes.using(pass_id) as local:
+        found = local.need(message_ids)
     return [[source.worker, source.message_id] for source in found]
 
 
@@ -216,11 +226,11 @@ def backward(
     for index, root in enumerate(roots):
         _check_root(root, index)
     pass_id = agent.new_id()
-    context.passes.get(pass_id, [edge_of(root) for root in roots])
-    run = _Run(agent, context, pass_id, _NOBODY, retain_graph)
-    run.go(*run.local.begin([torch.ones_like(root) for root in roots], retain_graph))
-    if run.waiting:
-        _finish(agent, run, context_id, pass_id, mode)
+    with context.passes.using(pass_id, [edge_of(root) for root in roots]) as local:
+        run = _Run(agent, local, (context_id, pass_id), _NOBODY, retain_graph)
+        run.go(*local.begin([torch.ones_like(root) for root in roots], retain_graph))
+        if run.waiting:
+            _finish(agent, run, context_id, pass_id, mode)
     context.passes.end(pass_id)
 
 

@@ -67,8 +67,9 @@ def _error_class(name: str) -> type[RemoteError]:
     try:
         members = {"__init__": _init, "__str__": _first, "__module__": __name__}
         cls: type[RemoteError] = type(f"Remote{kind.__name__}", (RemoteError, kind), members)
-        cls("tried")
-    except TypeError:  # an exception that is made of more than a text
+        error = cls("tried")
+        error.worker = error.remote_type = error.remote_text = error.remote_traceback = ""
+    except Exception:  # an exception that is made of more than a text, or will not be derived from
         return RemoteError
     return cls
 

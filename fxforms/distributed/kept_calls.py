@@ -65,14 +65,16 @@ class Kept:
 
     def request(self, operands: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         """The arguments of `residuals.keep`."""
-        caller = current_agent().info.id
-        return (caller, *self.part.described, self._maps, self.mask, *operands)
+        self.handle = Handle(self.part.worker)
+        return (self.handle.id, *self.part.described, self._maps, self.mask, *operands)
 
     def take(self, answer: Any) -> Tensors:
         """The outputs in the answer of `residuals.keep`."""
-        id, self.moving, self.captured, self.part.returned[0], outputs = answer
-        if any(self.moving):
-            self.handle = Handle(current_agent(), self.part.worker, id)
+        self.moving, self.captured, returned, drawn, outputs = answer
+        self.part.returned[0], self.part.drawn[0] = returned, drawn
+        if self.handle is not None and not any(self.moving):
+            self.handle.released()
+            self.handle = None
         return outputs  # type: ignore[no-any-return]
 
     def map(self, level: Level, in_dims: Sequence[int | None], randomness: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from fxforms.distributed.registry import register
 from fxforms.distributed.rref import RRef, remote
 from fxforms.errors import ArgumentError, describe, name_of
 
+Group = tuple[list[RRef], dict[str, Any]]  # parameters and their options
+
 _one_step = threading.Lock()  # parameters may be shared by optimisers, and by workers as threads
 
 
@@ -23,16 +26,17 @@ class LocalOptimizer:
 
     Args:
         name: an optimiser of ``torch.optim``.
-        parameters: RRefs of parameters that this worker owns.
+        groups: of each parameter group, RRefs of those that this worker owns, and its options.
         args, kwargs: what the optimiser takes beside the parameters.
     """
 
     def __init__(
-        self, name: str, parameters: list[RRef], args: list[Any], kwargs: dict[str, Any]
+        self, name: str, groups: list[Group], args: list[Any], kwargs: dict[str, Any]
     ) -> None:
-        self._parameters = [rref.local_value() for rref in parameters]
         kind: Any = _optimizer_class(name)
-        self._optimizer = kind(self._parameters, *args, **kwargs)
+        own = [{**options, "params": [p.local_value() for p in rrefs]} for rrefs, options in groups]
+        self._parameters = [p for group in own for p in group["params"]]
+        self._optimizer = kind(own, *args, **kwargs)
 
     def ready(self) -> None:
         """Nothing; an owner that could not make its optimiser raises here."""
@@ -66,11 +70,13 @@ class DistributedOptimizer:
 
     Args:
         optimizer_class: a class of ``torch.optim``.
-        params_rref: RRefs of the parameters, each a tensor that needs a gradient.
+        params_rref: RRefs of the parameters, each a tensor that needs a gradient; or parameter
+            groups, dicts with ``"params"`` and options of their own, as ``torch.optim`` has them.
         args, kwargs: what the class takes beside the parameters: numbers and plain data.
 
     Raises:
-        ArgumentError: the class is not one of ``torch.optim``, or an entry is no RRef.
+        ArgumentError: the class is not one of ``torch.optim``, or one that needs a closure, as
+            LBFGS does; or an entry is no RRef.
         RemoteError: an owner could not make its optimiser.
 
     Example:
@@ -90,27 +96,19 @@ class DistributedOptimizer:
     def __init__(
         self,
         optimizer_class: type[torch.optim.Optimizer],
-        params_rref: Sequence[RRef],
+        params_rref: Sequence[RRef] | Sequence[dict[str, Any]],
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        name = optimizer_class.__name__
-        if getattr(torch.optim, name, None) is not optimizer_class:
-            raise ArgumentError(
-                f"DistributedOptimizer({name_of(optimizer_class)}): expected a class of "
-                "torch.optim; the workers know no other."
-            )
-        owners: dict[int, list[RRef]] = {}
-        for index, rref in enumerate(params_rref):
-            if not isinstance(rref, RRef):
-                raise ArgumentError(
-                    f"DistributedOptimizer: params_rref[{index}] is {describe(rref)}, expected an "
-                    "RRef of a parameter. fxforms.distributed.RRef(p) makes one on its owner."
-                )
-            owners.setdefault(rref.owner().id, []).append(rref)
+        name = _checked_name(optimizer_class)
+        owners: dict[int, list[Group]] = {}
+        for rrefs, options in _groups(params_rref):
+            for owner in dict.fromkeys(rref.owner().id for rref in rrefs):
+                own = [rref for rref in rrefs if rref.owner().id == owner]
+                owners.setdefault(owner, []).append((own, options))
         self._local = [
-            remote(owner, LocalOptimizer, (name, rrefs, list(args), kwargs))
-            for owner, rrefs in owners.items()
+            remote(owner, LocalOptimizer, (name, groups, list(args), kwargs))
+            for owner, groups in owners.items()
         ]
         for optimizer in self._local:
             optimizer.rpc_sync().ready()
@@ -121,9 +119,56 @@ class DistributedOptimizer:
         A parameter without a gradient there stays as it is.
 
         Raises:
+            ArgumentError: there is no such context on this worker, or it has ended.
             RemoteError: the optimiser of an owner raised.
             RpcTimeoutError, WorkerLostError: an owner does not answer, or is gone.
         """
+        contexts_of(current_agent()).get(context_id)
         steps = [optimizer.rpc_async().step(context_id) for optimizer in self._local]
         for step in steps:
             step.wait()
+
+
+def _checked_name(kind: Any) -> str:
+    """The name of ``kind``, an optimiser that a worker can make by it and take a step of."""
+    name: str = getattr(kind, "__name__", "")
+    known: Any = getattr(torch.optim, name, None)
+    if known is not kind or not issubclass(known, torch.optim.Optimizer):
+        raise ArgumentError(
+            f"DistributedOptimizer({name_of(kind)}): expected a class of torch.optim; the workers "
+            "know no other."
+        )
+    if signature(known.step).parameters["closure"].default is Parameter.empty:
+        raise ArgumentError(
+            f"DistributedOptimizer({name}): a step of it calls a closure again and again, and the "
+            "loss is not of one worker. Use an optimiser whose step needs none."
+        )
+    return name
+
+
+def _groups(entries: Any) -> list[Group]:
+    """The parameter groups that ``entries`` are; RRefs alone are one."""
+    given: list[Any] = [entries] if isinstance(entries, (RRef, dict)) else list(entries)
+    if not given:
+        raise ArgumentError("DistributedOptimizer: there are no parameters.")
+    if not all(isinstance(entry, dict) for entry in given):
+        return [(_rrefs(given, "params_rref"), {})]
+    groups = []
+    for index, group in enumerate(given):
+        options = dict(group)
+        name = f"params_rref[{index}]['params']"
+        params = options.pop("params", ())
+        groups.append(
+            (_rrefs([params] if isinstance(params, RRef) else list(params), name), options)
+        )
+    return groups
+
+
+def _rrefs(values: list[Any], name: str) -> list[RRef]:
+    for index, rref in enumerate(values):
+        if not isinstance(rref, RRef):
+            raise ArgumentError(
+                f"DistributedOptimizer: {name}[{index}] is {describe(rref)}, expected an RRef of a "
+                "parameter. fxforms.distributed.RRef(p) makes one on its owner."
+            )
+    return values

@@ -14,6 +14,7 @@ import torch
 
 from fxforms.distributed.calls import call, call_async, call_command
 from fxforms.distributed.current import current_agent
+from fxforms.distributed.repeated_draws import Drawn
 from fxforms.distributed.requests import WorkerInfo
 from fxforms.distributed.transformed import Transform
 
@@ -29,6 +30,7 @@ class Part:
         count: how many operands it takes.
         returned: one entry, what the function returned, with slots for tensors; shared with the
             parts that this one is turned into.
+        drawn: one entry, what is needed to draw the same random numbers again; shared so too.
     """
 
     worker: WorkerInfo
@@ -38,6 +40,7 @@ class Part:
     timeout: float
     transforms: list[Transform] = field(default_factory=list)
     returned: list[Any] = field(default_factory=lambda: [None])
+    drawn: list[Any] = field(default_factory=lambda: [None])
 
     def under(self, count: int, *transform: Any) -> Part:
         """This part under one more transform, with ``count`` operands."""
@@ -50,6 +53,7 @@ class Part:
             self.timeout,
             transforms,
             self.returned,
+            self.drawn,
         )
 
     @property
@@ -58,9 +62,9 @@ class Part:
         return self.name.startswith("aten::")
 
     @property
-    def described(self) -> tuple[str, Any, list[Transform]]:
+    def described(self) -> tuple[str, Any, Drawn | None, list[Transform]]:
         """What the worker must know of it."""
-        return self.name, self.arguments, self.transforms
+        return self.name, self.arguments, self.drawn[0], self.transforms
 
 
 def divide(values: Sequence[_T], counts: Sequence[int]) -> list[Sequence[_T]]:

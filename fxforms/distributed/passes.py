@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from fxforms.distributed.plan import Plan, bits
 from fxforms.errors import GradientError
 
 Grads = list[torch.Tensor | None]
-_KEPT = 16  # passes of one context, of which earlier ones have ended
+_KEPT = 16  # passes of one context that are kept without need
 
 
 @dataclass(slots=True)
@@ -34,6 +35,9 @@ class BackwardPass:
         sends: the send functions of this worker in the context.
         roots: where the pass begins, on the worker that begins it.
         accumulate: takes a leaf and a gradient of it.
+
+    Attributes:
+        users: how many threads work on it now.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class BackwardPass:
         roots: Sequence[GradientEdge],
         accumulate: Callable[[torch.Tensor, torch.Tensor], None],
     ) -> None:
+        self.users = 0
         known = list(sends.values())
         self._plan = Plan([roots, *(send.edges for send in known)])
         self._sources = {send.message_id: i for i, send in enumerate(known, 1)}
@@ -56,6 +61,12 @@ class BackwardPass:
         for group in self._plan.groups:
             for source in bits(group):
                 self._groups_of.setdefault(source, []).append(group)
+
+    @property
+    def idle(self) -> bool:
+        """True if this could be made anew: nothing works on it, waits, or is known to come."""
+        coming = (self._needed or set()) & self._groups_of.keys()
+        return not (self.users or self._begun or coming)
 
     def begin(self, grads: Grads, retain_graph: bool) -> tuple[list[Fired], int]:
         """Take the gradients of the roots."""
@@ -174,15 +185,30 @@ class Passes:
         self._lock = threading.Lock()
         self._passes: dict[int, BackwardPass] = {}
 
-    def get(self, id: int, roots: Sequence[GradientEdge] = ()) -> BackwardPass:
+    def __len__(self) -> int:
+        return len(self._passes)
+
+    @contextmanager
+    def using(self, id: int, roots: Sequence[GradientEdge] = ()) -> Iterator[BackwardPass]:
         """The pass ``id``, begun with the graph as it is now if it is new here."""
         with self._lock:
             found = self._passes.get(id)
             if found is None:
                 found = self._passes[id] = BackwardPass(self._sends, roots, self._accumulate)
-                while len(self._passes) > _KEPT:
-                    del self._passes[next(iter(self._passes))]
-        return found
+            found.users += 1
+        try:
+            yield found
+        finally:
+            with self._lock:
+                found.users -= 1
+                if len(self._passes) > _KEPT:
+                    self._forget_idle()
+
+    def _forget_idle(self) -> None:
+        """Forget passes that have ended here, or could begin anew, oldest first."""
+        idle = [id for id, one in self._passes.items() if one.idle]
+        for id in idle[: len(self._passes) - _KEPT]:
+            del self._passes[id]
 
     def end(self, id: int) -> None:
         """Forget the pass ``id``."""

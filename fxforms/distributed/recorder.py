@@ -53,8 +53,10 @@ def _without_context(message: Message) -> Message:
 
 
 def _refuse_levels(message: Message) -> None:
-    """Raise UnsupportedError if a tensor belongs to a transform that is active."""
-    if any(substrate.level_of(x) >= 0 for x in message.tensors):
+    """Raise UnsupportedError if a transform that is active follows a tensor."""
+    tensors = message.tensors
+    dual = substrate.dual_level_open() and any(substrate.tangent_of(x) is not None for x in tensors)
+    if dual or any(substrate.level_of(x) >= 0 for x in tensors):
         raise UnsupportedError(
             "remote() was called inside a transform with a tensor of it, and a value that stays on "
             "a worker has no part in the transform. Call the function by rpc_sync or by "
@@ -67,7 +69,7 @@ class _Recorder:
 
     def outgoing(self, to: WorkerInfo, message: Message) -> Message:
         """The request with its autograd metadata, if this thread records."""
-        if substrate.transforms_active():
+        if substrate.transforms_active() or substrate.dual_level_open():
             _refuse_levels(message)
         if not torch.is_grad_enabled():
             return message
@@ -75,7 +77,8 @@ class _Recorder:
         if context is None:
             return _without_context(message)
         agent = current_agent()
-        context.known.add(to.id)
+        if not context.call(to.id):
+            contexts_of(agent).get(context.id)  # raises; none would tell the other of the end
         command = _with_send(agent, context, message)
         command.released = contexts_of(agent).take_untold(to.id)
         return command.to_message()

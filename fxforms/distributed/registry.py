@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from typing import Any, TypeVar
 
 import torch
 
+from fxforms._tree import register_dataclass
 from fxforms.errors import ArgumentError, describe, name_of
 
 _T = TypeVar("_T", bound=Callable[..., Any])
@@ -24,7 +26,7 @@ def register(fn: _T) -> _T:
     A worker runs nothing that is not registered in its own process, so the module that defines
     ``fn`` must be imported there too. A registered class can be made by a remote call, its public
     methods can be called through an ``RRef``, and, if it is a named tuple, a dataclass or an
-    exception, its values travel.
+    exception, its values travel. A dataclass becomes a pytree, so that transforms see its tensors.
 
     Args:
         fn: a function or class that is defined at the top of a module.
@@ -47,6 +49,8 @@ def register(fn: _T) -> _T:
             f"register({name_of(fn)}): expected a function or class defined at the top of a "
             f"module, got {describe(fn)}. Workers find it by its module and name; move it there."
         )
+    if isinstance(fn, type) and is_dataclass(fn):
+        register_dataclass(fn)
     _registered[name] = fn
     _names[fn] = name
     return fn

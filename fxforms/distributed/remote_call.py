@@ -61,9 +61,9 @@ class RemoteCall(Primitive):
             answers = ask_all(evaluate, self.parts, requests)
         else:  # nothing is left that has a gradient
             answers = ask_all_unrecorded(evaluate_operator, self.parts, requests)
-        for part, (returned, _) in zip(self.parts, answers):
-            part.returned[0] = returned
-        return self.gather([outputs for _, outputs in answers])
+        for part, (returned, drawn, _) in zip(self.parts, answers):
+            part.returned[0], part.drawn[0] = returned, drawn
+        return self.gather([outputs for _, _, outputs in answers])
 
     def gather(self, outputs: Sequence[Tensors]) -> Tensors:
         """The outputs of all parts."""

@@ -10,7 +10,7 @@ import torch
 from fxforms import _substrate as substrate
 from fxforms._tree import is_atom, leaves
 from fxforms.distributed import remote_nodes
-from fxforms.distributed.calls import call_hooks
+from fxforms.distributed.calls import arguments, call_hooks
 from fxforms.distributed.context import current_context
 from fxforms.distributed.current import current_agent
 from fxforms.distributed.futures import Future
@@ -19,7 +19,7 @@ from fxforms.distributed.registry import operator_name, registered_name
 from fxforms.distributed.remote_call import RemoteCall
 from fxforms.distributed.requests import UNSET_RPC_TIMEOUT, WorkerInfo
 from fxforms.distributed.transformed import join, split
-from fxforms.errors import ArgumentError, name_of
+from fxforms.errors import ArgumentError, RemoteError, RpcTimeoutError, WorkerLostError, name_of
 from fxforms.functions.inline import recorded
 
 
@@ -76,7 +76,11 @@ def known_name(fn: Any, api: str) -> str:
 
 
 def _prepared(
-    worker: WorkerInfo, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout: float
+    worker: WorkerInfo,
+    name: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    timeout: float,
 ) -> tuple[RemoteCall, tuple[torch.Tensor, ...]]:
     """The call, and its operands."""
     if not kwargs and all(isinstance(x, torch.Tensor) for x in args):
@@ -91,34 +95,39 @@ def _result(call: RemoteCall, outputs: Sequence[torch.Tensor]) -> Any:
     return join(call.parts[0].returned[0], outputs)
 
 
-def _values(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Sequence[Any]:
+def _values(args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
     """The leaves of the arguments, which mostly are the arguments themselves."""
     if not kwargs and all(map(is_atom, args)):
         return args
-    return leaves((list(args), dict(kwargs or {})))
+    return leaves((args, kwargs))
 
 
 def _hook(
     worker: WorkerInfo,
     fn: Any,
-    args: Sequence[Any],
+    args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
     timeout: float,
 ) -> Future[Any] | None:
     """Take a call of ``rpc_sync`` or ``rpc_async`` that a transform or plain autograd follows."""
     active = substrate.transforms_active()
-    if not active and (current_context() is not None or not torch.is_grad_enabled()):
+    recording = current_context() is None and torch.is_grad_enabled()
+    if not (active or recording or substrate.dual_level_open()):
         return None
-    operands = tuple([x for x in _values(args, kwargs) if isinstance(x, torch.Tensor)])
+    positional, named = arguments("rpc_sync", fn, args, kwargs)
+    operands = tuple([x for x in _values(positional, named) if isinstance(x, torch.Tensor)])
     dual = remote_nodes.has_tangents(operands)
-    if not (active or dual or recorded(operands)):
+    if not (active or dual or (recording and recorded(operands))):
         return None
-    call, tensors = _prepared(worker, known_name(fn, "rpc_sync"), args, kwargs or {}, timeout)
+    call, tensors = _prepared(worker, known_name(fn, "rpc_sync"), positional, named, timeout)
     if not (active or dual):
         future = remote_nodes.apply_plain_async(call, tensors)
         return future.then(lambda done: _result(call, done.value()))
     result: Future[Any] = Future()
-    result.end(_result(call, call.bind(*tensors)))
+    try:
+        result.end(_result(call, call.bind(*tensors)))
+    except (RemoteError, RpcTimeoutError, WorkerLostError) as error:  # of the call, not of its use
+        result.fail(error)
     return result
 
 

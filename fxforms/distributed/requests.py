@@ -48,9 +48,14 @@ class Request:
 
 
 class Requests:
-    """All of them, by id. Who takes one out ends it, so each ends once."""
+    """All of them, by id. Who takes one out ends it, so each ends once.
 
-    def __init__(self) -> None:
+    Args:
+        unread: takes an answer that nobody waits for.
+    """
+
+    def __init__(self, unread: Callable[[Message], None]) -> None:
+        self._unread = unread
         self._ids = itertools.count(1)
         self._open: dict[int, Request] = {}
 
@@ -64,11 +69,12 @@ class Requests:
         return id
 
     def complete(self, sender: WorkerInfo, response: Message) -> None:
-        """End the request that ``response`` answers; an answer that nobody waits for is dropped."""
+        """End the request that ``response`` answers."""
         request = self._open.get(response.id)
-        if request is None or request.to.id != sender.id or not response.is_response:
+        if request is not None and (request.to.id != sender.id or not response.is_response):
             return
-        if self._open.pop(response.id, None) is None:
+        if request is None or self._open.pop(response.id, None) is None:
+            self._unread(response)
             return
         try:
             if response.type is MessageType.EXCEPTION:
@@ -121,9 +127,9 @@ def seconds(timeout: float | None, default: float) -> float:
     """
     if timeout is None or timeout == UNSET_RPC_TIMEOUT:
         return default
-    if not 0 < timeout <= MAX_TIMEOUT:
+    if not (isinstance(timeout, (int, float)) and 0 < timeout <= MAX_TIMEOUT):
         raise ArgumentError(
-            f"timeout={timeout}: expected seconds, more than 0 and at most {MAX_TIMEOUT:g}."
+            f"timeout={timeout!r}: expected seconds, more than 0 and at most {MAX_TIMEOUT:g}."
         )
     return timeout
 

@@ -6,7 +6,9 @@ The handle is released when the pass is over, or when the node of the caller's g
 from __future__ import annotations
 
 import queue
+import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,11 +24,14 @@ from fxforms.distributed.current import current_agent
 from fxforms.distributed.functions import RECV, as_inputs, edge_of
 from fxforms.distributed.plan import LEAF, following
 from fxforms.distributed.registry import register
+from fxforms.distributed.repeated_draws import Drawn
 from fxforms.distributed.requests import WorkerInfo
 from fxforms.distributed.transformed import Base, Transform, apply_all
 from fxforms.errors import ArgumentError, RpcError
 from fxforms.transforms import vmap
 from fxforms.transforms.flat import Tensors, fill
+
+_REMEMBERED = 4096  # handles that were released before their graph was there
 
 
 @dataclass(slots=True)
@@ -51,6 +56,24 @@ class Residuals:
 
     def __init__(self) -> None:
         self.kept: dict[int, Kept] = {}
+        self._lock = threading.Lock()
+        self._released: OrderedDict[int, None] = OrderedDict()  # before they were kept
+
+    def add(self, handle: int, kept: Kept) -> None:
+        """Keep a graph, unless its caller has given it up already."""
+        with self._lock:
+            if handle in self._released:
+                del self._released[handle]
+            else:
+                self.kept[handle] = kept
+
+    def release(self, handle: int) -> None:
+        """Drop a graph, also one that is still to come."""
+        with self._lock:
+            if self.kept.pop(handle, None) is None:
+                self._released[handle] = None
+                if len(self._released) > _REMEMBERED:
+                    self._released.popitem(last=False)
 
     def drop_those_of(self, worker: WorkerInfo) -> None:
         """Release what a dead worker will not ask for."""
@@ -99,14 +122,15 @@ def _prepare(agent: RpcAgent) -> None:
 class Handle:
     """The caller's hold on a graph that a worker keeps."""
 
-    def __init__(self, agent: RpcAgent, worker: WorkerInfo, id: int) -> None:
-        self.worker, self.id = worker, id
+    def __init__(self, worker: WorkerInfo) -> None:
+        agent = current_agent()
+        self.id = agent.new_id()
         dead = agent.state["releases"].dead
-        self._release = weakref.finalize(self, dead.put, (worker.id, id))
+        self._release = weakref.finalize(self, dead.put, (worker.id, self.id))
         self._release.atexit = False
 
     def released(self) -> None:
-        """Note that the worker has released the graph already."""
+        """Note that the worker keeps no graph, or no more."""
         self._release.detach()
 
 
@@ -118,31 +142,33 @@ def _residuals() -> Residuals:
 @register
 def release(handles: list[int]) -> None:
     """Drop the graphs of these handles."""
-    kept = _residuals().kept
+    residuals = _residuals()
     for handle in handles:
-        kept.pop(handle, None)
+        residuals.release(handle)
 
 
 @register
 def keep(
-    caller: int,
+    handle: int,
     name: str,
     arguments: Any,
+    drawn: Drawn | None,
     transforms: list[Transform],
     maps: list[Transform],
     mask: list[bool],
     *tensors: torch.Tensor,
-) -> tuple[int, list[bool], bool, Any, Tensors]:
+) -> tuple[list[bool], bool, Any, Drawn | None, Tensors]:
     """Run a function under ``transforms``, then the vmaps ``maps``, and keep the graph.
 
+    The caller gives the handle, so that it can give the graph up before it has an answer.
     The operands in ``mask`` are differentiated, each sample's apart, so those that all samples
     share are repeated.
 
     Returns:
-        The handle, which outputs have a derivative, whether captured tensors would get one, what
-        the function returned, and the tensors of the outputs.
+        Which outputs have a derivative, whether captured tensors would get one, what the function
+        returned and drew, and the tensors of the outputs.
     """
-    base = Base(name, arguments)
+    base = Base(name, arguments, drawn)
     function = apply_all(base, transforms)
     like = [
         batch_first(tensors[i], [[m[1][i], m[3]] for m in reversed(maps)])
@@ -159,13 +185,13 @@ def keep(
     with torch.enable_grad():
         outputs = apply_all(function, fronted)(*operands)
     moving = [x.requires_grad for x in outputs]
-    agent = current_agent()
-    handle = agent.new_id()
     recorded = [x for x in outputs if x.requires_grad]
     if recorded:
-        _residuals().kept[handle] = Kept(caller, edges, [x.to("meta") for x in like], recorded)
+        kept = Kept(handle >> 48, edges, [x.to("meta") for x in like], recorded)
+        _residuals().add(handle, kept)
     captured = not maps and has_others(recorded, edges)
-    return handle, moving, captured, base.returned, tuple([x.detach() for x in outputs])
+    detached = tuple([x.detach() for x in outputs])
+    return moving, captured, base.returned, base.drawn, detached
 
 
 def batch_first(tensor: torch.Tensor, batches: list[list[Any]]) -> torch.Tensor:

@@ -118,6 +118,7 @@ class RRef:
         return answer.value
 
     def _owned(self, timeout: float) -> Any:
+        self._wait(self._confirmed, timeout)  # before, a call of this worker to itself may not run
         owned = self._table.owned.get(self._use.rref_id)
         if owned is None:
             raise ArgumentError("The worker that had the value of this RRef is shut down.")
@@ -182,7 +183,7 @@ def call_method(rref: RRef, name: str, args: list[Any], kwargs: dict[str, Any]) 
 def remote(
     to: str | int | WorkerInfo,
     fn: Any,
-    args: Sequence[Any] = (),
+    args: Sequence[Any] | None = (),
     kwargs: Mapping[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> RRef:

@@ -19,7 +19,9 @@ from typing import Any
 import torch
 
 from fxforms._tree import flatten
+from fxforms.distributed.codec import SLOT, extend
 from fxforms.distributed.registry import operator, register, registered
+from fxforms.distributed.repeated_draws import Drawn, operator_draws, run_again, run_first
 from fxforms.errors import MessageError, describe
 from fxforms.transforms._batch import Batch
 from fxforms.transforms.flat import FlatFunction, Tensors, gradients, pushforward
@@ -28,12 +30,14 @@ from fxforms.transforms.vmap import check_randomness, run_mapped
 Transform = list[Any]
 
 
-@register
 @dataclass(frozen=True, slots=True)
 class Slot:
     """Stands for a tensor in a tree that travels apart from its tensors."""
 
     index: int
+
+
+extend(SLOT, Slot, lambda slot: [slot.index], lambda parts: Slot(int(parts[0])))
 
 
 def split(tree: Any) -> tuple[Any, Tensors]:
@@ -60,24 +64,39 @@ def join(tree: Any, tensors: Sequence[torch.Tensor]) -> Any:
 class Base:
     """A registered function, or an operator, as a flat function.
 
+    Args:
+        drawn: what an earlier run of the same call drew, which this one draws again.
+
     Attributes:
         returned: what it returned last, with slots for tensors.
+        drawn: what it drew.
     """
 
-    def __init__(self, name: str, arguments: Any) -> None:
-        self._function = operator(name) if name.startswith("aten::") else registered(name)
+    def __init__(self, name: str, arguments: Any, drawn: Drawn | None) -> None:
+        is_operator = name.startswith("aten::")
+        self.__name__ = self._name = name
         self._arguments = arguments
+        self._function = operator(name) if is_operator else registered(name)
+        self._draws = not is_operator or operator_draws(name)
         self.returned: Any = None
+        self.drawn = drawn
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
         """The tensors that the function returns for these."""
-        if self._arguments is None:
-            output = self._function(*tensors)
+        if self.drawn is not None:
+            output = run_again(lambda: self._output(tensors), self.drawn, self._name)
+        elif self._draws:
+            output, self.drawn = run_first(lambda: self._output(tensors))
         else:
-            args, kwargs = join(self._arguments, tensors)
-            output = self._function(*args, **kwargs)
+            output = self._output(tensors)
         self.returned, outputs = split(output)
         return outputs
+
+    def _output(self, tensors: Sequence[torch.Tensor]) -> Any:
+        if self._arguments is None:
+            return self._function(*tensors)
+        args, kwargs = join(self._arguments, tensors)
+        return self._function(*args, **kwargs)
 
 
 def apply_all(function: FlatFunction, transforms: Sequence[Transform]) -> FlatFunction:
@@ -120,18 +139,26 @@ _TRANSFORMS: dict[str, Callable[..., FlatFunction]] = {
 
 @register
 def evaluate_operator(
-    name: str, arguments: Any, transforms: list[Transform], *tensors: torch.Tensor
-) -> tuple[Any, Tensors]:
+    name: str,
+    arguments: Any,
+    drawn: Drawn | None,
+    transforms: list[Transform],
+    *tensors: torch.Tensor,
+) -> tuple[Any, Drawn | None, Tensors]:
     """As `evaluate`, for an operator alone; `fxforms.distributed.short` knows it."""
     operator(name)
-    return evaluate(name, arguments, transforms, *tensors)
+    return evaluate(name, arguments, drawn, transforms, *tensors)
 
 
 @register
 def evaluate(
-    name: str, arguments: Any, transforms: list[Transform], *tensors: torch.Tensor
-) -> tuple[Any, Tensors]:
-    """Run a function under transforms; what it returned, and the tensors of the outputs."""
-    base = Base(name, arguments)
+    name: str,
+    arguments: Any,
+    drawn: Drawn | None,
+    transforms: list[Transform],
+    *tensors: torch.Tensor,
+) -> tuple[Any, Drawn | None, Tensors]:
+    """Run a function under transforms; what it returned and drew, and its output tensors."""
+    base = Base(name, arguments, drawn)
     outputs = apply_all(base, transforms)(*tensors)
-    return base.returned, outputs
+    return base.returned, base.drawn, outputs

@@ -115,6 +115,13 @@ def is_fake(value: object) -> bool:
     return isinstance(value, FakeTensor)
 
 
+def tracing() -> bool:
+    """True while this thread runs on fake tensors, or records a graph."""
+    if not substrate.dispatch_modes():
+        return False
+    return get_proxy_mode() is not None or detect_fake_mode() is not None
+
+
 @contextlib.contextmanager
 def _dynamo_passes() -> Iterator[None]:
     """Let a function that torch.compile wraps run as it is under the tracer."""

@@ -207,3 +207,16 @@ def bent_through(path: list[str], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]
         c, d = fd.rpc_sync(path[0], bent_through, (path[1:], a, b))
         a, b = c + x, d - a
     return a, b
+
+
+@register
+def make_rref_late(seconds: float) -> Any:
+    time.sleep(seconds)
+    return fd.RRef(torch.ones(2))
+
+
+@register
+def relay_late(worker: str, x: Tensor, seconds: float) -> Tensor:
+    time.sleep(seconds)
+    result: Tensor = fd.rpc_sync(worker, smooth, (x, x.cos()))
+    return result

@@ -41,6 +41,23 @@ class Unknown(Exception):
 
 
 @register
+class Underivable(Exception):
+    """No class may derive from it, as that of its remote error would."""
+
+    def __init_subclass__(cls) -> None:
+        raise LookupError("no class derives from this")
+
+
+@register
+class Occupied(Exception):
+    """Has an attribute that a remote error sets."""
+
+    @property
+    def worker(self) -> int:
+        return 1
+
+
+@register
 class Counter:
     """A value with a state, kept by its owner."""
 
@@ -90,10 +107,16 @@ def chain(path: list[str], x: Any) -> Any:
     return distributed.rpc_sync(path[0], chain, (path[1:], 2 * x))
 
 
+def group(text: str) -> Exception:
+    return ExceptionGroup(text, [ValueError("first"), KeyError("second")])
+
+
 @register
 def fail(kind: str, text: str) -> None:
     kinds = {"value": ValueError, "key": KeyError, "refused": Refused, "unknown": Unknown}
-    raise {**kinds, "exit": SystemExit}[kind](text)
+    others = {"exit": SystemExit, "interrupt": KeyboardInterrupt, "stop": StopIteration}
+    others |= {"underivable": Underivable, "occupied": Occupied, "group": group}
+    raise (kinds | others)[kind](text)
 
 
 @register
@@ -152,3 +175,8 @@ def held() -> dict[str, int]:
 @register
 def process() -> int:
     return os.getpid()
+
+
+@register
+def raise_on(x: torch.Tensor) -> None:
+    raise ValueError("never")

@@ -154,6 +154,11 @@ def test_many_threads() -> None:
         ("refused", rf.Refused),
         ("unknown", RemoteError),
         ("exit", RemoteError),
+        ("interrupt", RemoteError),
+        ("stop", StopIteration),
+        ("underivable", RemoteError),
+        ("occupied", RemoteError),
+        ("group", RemoteError),
     ],
 )
 def test_an_error_keeps_type_text_and_traceback(kind: str, raised: type[Exception]) -> None:

@@ -194,3 +194,53 @@ def test_many_passes_leave_nothing() -> None:
         with fd.context() as context_id:
             out = fd.rpc_sync("w1", af.back_and_forth, (["w2"], x))
             fd.backward(context_id, [out.sum()])
+
+
+def test_gradients_are_nobody_elses() -> None:
+    """Each can be changed in place, as an optimiser or the clipping of gradients does."""
+    x, y = leaf(3), leaf(3)
+    with fd.context() as context_id:
+        fd.backward(context_id, [(fd.rpc_sync("w1", torch.mul, (x, 1.0)) + (y + x)).sum()])
+        found = fd.get_gradients(context_id)
+        for grad in found.values():
+            grad.mul_(0.5)
+        torch.testing.assert_close(found[x], torch.ones(3, dtype=torch.float64))
+        torch.testing.assert_close(found[y], torch.full((3,), 0.5, dtype=torch.float64))
+
+
+def test_many_passes_of_one_context_at_once() -> None:
+    x, agent = leaf(3), current.current_agent()
+    failed: list[BaseException] = []
+    with fd.context() as context_id:
+        h = fd.rpc_sync("w1", torch.sin, (x,))
+        inner = [fd.rpc_sync("w3", torch.cos, (h,)) for _ in range(40)]
+        losses = [fd.rpc_sync("w2", torch.mul, (h, other)).sum() for other in inner]
+
+        def run(loss: Tensor) -> None:
+            current.bind(agent)
+            try:
+                fd.backward(context_id, [loss], retain_graph=True)
+            except BaseException as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=run, args=(loss,)) for loss in losses]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        found = fd.get_gradients(context_id)[x]
+        passes = max(len(context.passes) for context in everywhere(context_id))
+    assert not failed
+    (expected,) = torch.autograd.grad(40 * (x.sin() * x.sin().cos()).sum(), x)
+    torch.testing.assert_close(found, expected)
+    assert passes <= 16
+
+
+def everywhere(context_id: int) -> list[Any]:
+    """The part of a context of each worker of this process."""
+    known = [
+        contexts_of(agent).get(context_id) for agent in known_agents() if not agent.closed.is_set()
+    ]
+    assert len(known) == 4
+    return known

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from distributed import autograd_functions as af
 from distributed import remote_functions as rf
 from distributed.test_autograd import all_to_all, rounds
 from distributed.worlds import PROCESSES, until, world
+from torch.autograd import forward_ad
 
 from fxforms import distributed as fd
 from fxforms import grad, hessian, jvp, vmap
@@ -78,6 +80,16 @@ def test_transforms(workers: Workers) -> None:
     expected = grad(lambda b: (vmap(af.smooth, (0, None))(b, y) ** 2).sum())(batch)
     torch.testing.assert_close(grad(lambda b: (sharded(b, y) ** 2).sum())(batch), expected)
     assert until(lambda: nothing_kept_on("w0", "w1", "w2", "w3"))
+
+
+@pytest.mark.parametrize("block", [nullcontext, torch.no_grad, fd.context])
+def test_a_tangent_of_plain_torch(workers: Workers, block: Any) -> None:
+    x, tangent = leaf(3).detach(), leaf(3).detach()
+    dual: Any = forward_ad
+    with block(), forward_ad.dual_level():
+        out = dual.unpack_dual(fd.rpc_sync("w1", torch.sin, (dual.make_dual(x, tangent),)))
+        torch.testing.assert_close(out.primal, x.sin())
+        torch.testing.assert_close(out.tangent, x.cos() * tangent)
 
 
 def test_an_error_in_backward(workers: Workers) -> None:

@@ -112,3 +112,17 @@ def test_a_thread_that_leaves_at_once() -> None:
     for thread in threads:
         thread.join(SOON)
     assert_nothing_held()
+
+
+def test_a_stopped_worker_makes_nothing_that_nobody_wants(tmp_path: Path) -> None:
+    """It may learn of the end of an RRef before it makes the value."""
+    with world("process_group", 2, tmp_path) as found:
+        os.kill(found["w1"].pid, signal.SIGSTOP)
+        rrefs = [fd.remote("w1", rf.echo, (torch.ones(1 << 16),), timeout=0.2) for _ in range(8)]
+        rrefs += [fd.remote("w1", rf.echo, (1,), timeout=0.2) for _ in range(8)]
+        time.sleep(0.5)
+        del rrefs
+        gc.collect()
+        time.sleep(0.3)
+        os.kill(found["w1"].pid, signal.SIGCONT)
+        assert until(lambda: not fd.rpc_sync("w1", rf.held)["owned_rrefs"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import threading
 from typing import Any
 
 import pytest
+import torch
 from distributed import remote_functions as rf
 from distributed.worlds import ROOT, assert_nothing_held, environment, free_port
 
@@ -156,3 +158,75 @@ def test_only_functions_with_a_name_are_registered() -> None:
     for nameless in (lambda: 1, OPTIONS, "f"):
         with pytest.raises(ArgumentError, match="top of a module"):
             fd.register(nameless)
+
+
+def test_arguments_that_are_none() -> None:
+    fd.init_rpc("alone", rank=0, world_size=1, agent="local")
+    try:
+        assert fd.rpc_sync("alone", rf.process, None, None) > 0
+        for args, kwargs in ((torch.ones(2), None), ("text", None), ((), [1]), (3, None)):
+            with pytest.raises(ArgumentError, match=r"args=\(x,\)"):
+                fd.rpc_sync("alone", rf.double, args, kwargs)  # type: ignore[arg-type]
+        for timeout in ("soon", 0, -3, float("nan")):
+            with pytest.raises(ArgumentError, match="timeout="):
+                fd.rpc_sync("alone", rf.double, (1,), timeout=timeout)  # type: ignore[arg-type]
+        for to in ("nobody", 1, None, [0]):
+            with pytest.raises(ArgumentError, match="There is no worker"):
+                fd.rpc_sync(to, rf.double, (1,))  # type: ignore[arg-type]
+    finally:
+        fd.shutdown()
+
+
+@pytest.mark.parametrize("agent", ["process_group", "grpc"])
+def test_a_world_after_a_world(agent: str) -> None:
+    """At the same address, as soon as each has left."""
+    program = (
+        "import sys, torch\n"
+        "from fxforms import distributed as fd\n"
+        "rank, options = int(sys.argv[1]), {'insecure': True} if sys.argv[2] == 'grpc' else {}\n"
+        "for _ in range(3):\n"
+        "    fd.init_rpc(f'w{rank}', rank=rank, world_size=2, agent=sys.argv[2], options=options)\n"
+        "    assert fd.rpc_sync(1 - rank, torch.ones, (3,)).sum() == 3\n"
+        "    fd.shutdown()\n"
+    )
+    env = {**os.environ, **environment(free_port()), "PYTHONPATH": str(ROOT)}
+    workers = [
+        subprocess.Popen([sys.executable, "-c", program, str(rank), agent], env=env)
+        for rank in range(2)
+    ]
+    try:
+        assert [worker.wait(60) for worker in workers] == [0, 0]
+    finally:
+        for worker in workers:
+            worker.kill()
+
+
+def test_a_forked_process_is_no_worker() -> None:
+    """A request of it would be answered to its parent, as another's that has the same number."""
+    fd.init_rpc("alone", rank=0, world_size=1, agent="local")
+    try:
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                os.write(write, _said_by_a_fork().encode())
+            finally:
+                os._exit(0)
+        os.close(write)
+        with os.fdopen(read) as pipe:
+            said = pipe.read()
+        assert os.waitpid(child, 0)[1] == 0
+        assert said.startswith("This process was forked from an RPC worker")
+        assert fd.rpc_sync("alone", rf.double, (4,)) == 8
+    finally:
+        fd.shutdown()
+
+
+def _said_by_a_fork() -> str:
+    """What a call says in a process that was forked from a worker."""
+    try:
+        fd.rpc_sync("alone", rf.double, (4,))
+    except ArgumentError as error:
+        fd.shutdown()
+        return str(error)
+    return "nothing"

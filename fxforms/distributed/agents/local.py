@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
+from fxforms.distributed import current
 from fxforms.distributed.agent import Respond, RpcAgent, isolated
 from fxforms.distributed.message import Message
 from fxforms.distributed.options import Options
@@ -41,7 +42,8 @@ class LocalAgent(RpcAgent):
         peer = self._world.agents.get(to.id)
         if peer is None or peer.closed.is_set():
             raise WorkerLostError(f"Worker {to.name!r} is shut down.")
-        peer.deliver(self.info, isolated(message))
+        with current.bound(peer):  # what waits for an answer goes on in this thread
+            peer.deliver(self.info, isolated(message))
 
     def _close(self) -> None:
         global _world

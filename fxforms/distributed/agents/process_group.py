@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from contextlib import suppress
 from datetime import timedelta
 
@@ -23,6 +24,8 @@ from fxforms.distributed.agents.shared_memory import Probe, shared
 from fxforms.distributed.options import Options, master
 from fxforms.distributed.requests import WorkerInfo
 from fxforms.errors import ArgumentError, RpcTimeoutError
+
+_RETRY = 0.05  # seconds until the store is looked for again
 
 
 class ProcessGroupAgent(LinkedAgent):
@@ -45,6 +48,9 @@ class ProcessGroupAgent(LinkedAgent):
 
     def _close(self) -> None:
         super()._close()
+        if self._store is not None:
+            with suppress(RuntimeError):  # the worker that serves the store is gone
+                self._store.set(f"left/{self.info.id}", "")
         self._store = None  # frees the port
 
     def _beat(self, links: list[GlooLink], period: float) -> None:
@@ -64,7 +70,7 @@ def start(name: str, rank: int, size: int, respond: Respond, options: Options) -
     """
     address = master("process_group")
     try:
-        store = _store(address, rank, options)
+        store = _enter(address, name, rank, options)
         workers = _meet(store, name, rank, size)
         agent = ProcessGroupAgent(workers[rank], workers, respond, options.rpc_timeout)
     except RuntimeError as error:
@@ -114,10 +120,31 @@ def _store(address: tuple[str, int], rank: int, options: Options) -> TCPStore:
     return TCPStore(*address, None, True, wait, wait_for_workers=False, master_listen_fd=listen)
 
 
+def _enter(address: tuple[str, int], name: str, rank: int, options: Options) -> TCPStore:
+    """The store of the world, where this worker is the one of its rank.
+
+    One that has left a world, and is to join the next at the same address, may find the store of
+    the old one there, whose worker 0 has not left yet.
+    """
+    end = time.monotonic() + options.init_timeout
+    while True:
+        store = _store(address, rank, options)
+        try:
+            if store.add(f"rank/{rank}", 1) == 1:
+                return store
+            old = store.check([f"left/{rank}"])
+        except RuntimeError:  # it ends just now
+            if time.monotonic() > end:
+                raise
+            old = True
+        if not old or time.monotonic() > end:
+            raise ArgumentError(f"init_rpc({name!r}, rank={rank}): another worker has this rank.")
+        del store
+        time.sleep(_RETRY)
+
+
 def _meet(store: TCPStore, name: str, rank: int, size: int) -> list[WorkerInfo]:
     """All workers, each as it told the store."""
-    if store.add(f"rank/{rank}", 1) > 1:
-        raise ArgumentError(f"init_rpc({name!r}, rank={rank}): another worker has this rank.")
     store.set(f"worker/{rank}", json.dumps([name, size]))
     told = [json.loads(store.get(f"worker/{other}")) for other in range(size)]
     names = [name for name, _ in told]
