@@ -87,7 +87,7 @@ class Entry:
         self.answer: Callable[[Sequence[torch.Tensor]], Any] = self.run
         traced = program.traced
         self.layouts = [layout(x) for x in traced.captured]
-        self.plain = not traced.written and all(i is None for i in traced.returned)
+        self.plain = not (traced.written or traced.turned) and set(traced.returned) <= {None}
         self.direct, self.donated = program, donated
         if donated and self.plain:
             self.direct = program.part("donating", donating(traced, donated))
@@ -140,10 +140,18 @@ class Entry:
         traced = self.program.traced
         targets = [*tensors, *traced.captured]
         for index, value in zip(traced.written, traced.written_values(results)):
-            targets[index].copy_(value)
+            write(targets[index], value)
+        for index, flag in traced.turned.items():
+            targets[index].requires_grad_(flag)
         values = results[: traced.outputs]
         same = [x if i is None else targets[i] for x, i in zip(values, traced.returned)]
         return self.outputs.restore(same)
+
+
+def write(target: torch.Tensor, value: torch.Tensor) -> None:
+    """Give ``target`` these numbers; the trace has shown that a leaf is written to unrecorded."""
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not target.is_leaf):
+        target.copy_(value)
 
 
 def is_alone(tensors: Sequence[torch.Tensor]) -> Callable[[int], bool]:

@@ -15,6 +15,7 @@ from fxforms import _substrate as substrate
 from fxforms.errors import TraceError, name_of
 from fxforms.staging import compiler
 from fxforms.staging.captures import Captures
+from fxforms.staging.changes import holders, refuse_changed
 from fxforms.staging.entry import Entry, Outputs, never
 from fxforms.staging.history import History
 from fxforms.staging.leaks import without_leaks
@@ -162,7 +163,7 @@ class Jitted:
 
         What changes tensors in place runs as it is, so that each level sees the change.
         """
-        if entry.program.traced.written:
+        if entry.program.traced.written or entry.program.traced.turned:
             return self._function(*args, **kwargs)
         return entry.finish(entry.program.bind(*call.tensors), call.tensors)
 
@@ -221,7 +222,10 @@ class Jitted:
 
         def flat(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             args, kwargs = put_together(bare, tensors, *self._static)
-            return outputs.flatten(self._function(*args, **kwargs))
+            before = holders((*args, *kwargs.values()))
+            output = self._function(*args, **kwargs)
+            refuse_changed(name, before)
+            return outputs.flatten(output)
 
         name = name_of(self._function)
         program = without_leaks(
@@ -229,8 +233,9 @@ class Jitted:
             name,
             lambda: Program.of(name, flat, call.tensors, self._start, dynamic),
         )
-        if outputs.recorded and not torch.is_grad_enabled():
+        if outputs.recorded and (program.traced.turned or not torch.is_grad_enabled()):
             raise CapturedTraced
+        captures.note_gradients(program.traced.gradients)
         captures.settle()
         return Entry(program, outputs, captures, self._donations(bare))
 

@@ -9,6 +9,7 @@ import torch
 
 from fxforms._tree import map_tensors
 from fxforms.staging import fake
+from fxforms.staging.changes import form
 
 _FRESH = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 
@@ -21,23 +22,29 @@ class Lift(fake.DispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         captured: the real tensors met so far.
+        inputs: the fake inputs in their places.
+        forms: the shape and memory that each of these came with.
     """
 
     def __init__(self, mode: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.captured: list[torch.Tensor] = []
         self._mode = mode
-        self._inputs: dict[int, torch.Tensor] = {}
+        self.inputs: list[torch.Tensor] = []
+        self.forms: list[tuple[Any, ...]] = []
+        self._places: dict[int, int] = {}
 
     def input_for(self, tensor: torch.Tensor) -> torch.Tensor:
         """The fake input that stands for ``tensor``; a fake tensor stands for itself."""
         if fake.is_fake(tensor):
             return tensor
-        if id(tensor) not in self._inputs:
+        if id(tensor) not in self._places:
             name = f"captured_{len(self.captured)}"
+            self._places[id(tensor)] = len(self.captured)
             self.captured.append(tensor)
-            self._inputs[id(tensor)] = fake.new_input(self._mode, tensor, name)
-        return self._inputs[id(tensor)]
+            self.inputs.append(fake.new_input(self._mode, tensor, name))
+            self.forms.append(form(self.inputs[-1]))
+        return self.inputs[self._places[id(tensor)]]
 
     def __torch_dispatch__(
         self,

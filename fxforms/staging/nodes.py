@@ -45,6 +45,7 @@ class PlainNode(torch.autograd.Function):
         needs = ctx.needs_input_grad[2:]
         ctx.program, ctx.count, ctx.wanted = program, count, needs[count:]
         ctx.mask = needs[:count]
+        ctx.set_materialize_grads(False)
         ctx.parts = parts = program.parts(ctx.mask, tensors[:count], True)
         ctx.drawn = random_state(tensors) if program.draws else None
         if isinstance(parts, NoParts):
@@ -57,6 +58,7 @@ class PlainNode(torch.autograd.Function):
         ctx.save_for_backward(*tensors[:count], *rest[len(written) :])
         constant = [x for x, moves in zip(outputs, parts.differentiable) if not moves]
         ctx.mark_non_differentiable(*constant, *tokens, *written)
+        ctx.likes = [x.new_empty(()).expand(x.shape) for x in outputs if is_inexact(x)]
         return (*outputs, *tokens, *written)
 
     @staticmethod
@@ -65,13 +67,16 @@ class PlainNode(torch.autograd.Function):
         refuse(ctx.parts)
         saved = ctx.saved_tensors
         operands, residuals = saved[: ctx.count], saved[ctx.count :]
-        given = inexact(ctx.program, cotangents)
+        arrived = inexact(ctx.program, cotangents)
+        given = [torch.zeros_like(x) if ct is None else ct for x, ct in zip(ctx.likes, arrived)]
         if follows(ctx.program, (*operands, *given)):
             found = anew(ctx, operands, given, True)
         else:
             found = ctx.parts.backward.bind(*residuals, *given)
+        present = {i for i, ct in enumerate(arrived) if ct is not None}
+        kept = [g if present & of else None for g, of in zip(found, ctx.parts.sources)]
         mask = (*ctx.mask, *ctx.wanted)
-        return None, None, *fill(mask, found, [None] * len(mask))
+        return None, None, *fill(mask, kept, [None] * len(mask))
 
 
 def without_derivative(ctx: Any, program: Any, tensors: Tensors) -> Tensors:
@@ -137,7 +142,7 @@ LevelNode = substrate.make_function(
 )
 
 
-def inexact(program: Any, cotangents: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def inexact(program: Any, cotangents: Sequence[Any]) -> list[Any]:
     """The cotangents of the outputs that have a derivative."""
     outputs = program.traced.output_examples()
     return [ct for x, ct in zip(outputs, cotangents) if is_inexact(x)]
