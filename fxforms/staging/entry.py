@@ -38,7 +38,8 @@ class Outputs:
             self.leaves = [None if isinstance(x, torch.Tensor) else x for x in leaves]
             self.where = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
             self.single = isinstance(output, torch.Tensor)
-            self.flat = type(output) is tuple and len(self.where) == len(output)
+            members = output if type(output) is tuple else [None]
+            self.flat = all(isinstance(x, torch.Tensor) for x in members)
         return tuple([x for x in leaves if isinstance(x, torch.Tensor)])
 
     def restore(self, tensors: Sequence[torch.Tensor]) -> Any:
