@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from fxforms import errors
+from fxforms.control import cond
 from fxforms.functions import (
     Function,
     UnmappableWarning,
@@ -52,6 +53,7 @@ __all__ = [
     "adopt_all",
     "capture_backward",
     "compiled_backward",
+    "cond",
     "custom_function_call",
     "custom_jvp",
     "custom_vjp",

@@ -32,7 +32,17 @@ def test_a_page_shows_code_only_in_languages_that_are_run(page: Path) -> None:
     assert set(directives_apart) <= {*RUN, "sh", "text"}
 
 
-@pytest.mark.parametrize("room", ["interpreters", "functions", "staging", "staging/backward"])
+@pytest.mark.parametrize(
+    "room",
+    [
+        "interpreters",
+        "functions",
+        "staging",
+        "staging/backward",
+        "distributed",
+        "distributed/agents",
+    ],
+)
 def test_the_page_on_internals_names_every_file(room: str) -> None:
     listed = (DOCS / "internals.md").read_text().split(f"`fxforms/{room}`:")[1].split("\n\n")[1]
     files = {path.name for path in (ROOT / "fxforms" / room).glob("[!_]*.py")}

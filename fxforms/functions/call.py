@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fxforms import _substrate as substrate
-from fxforms._tree import is_atom
+from fxforms._tree import is_atom, map_tensors
 from fxforms.functions.bind import bind, live, run_plain
 from fxforms.functions.closures import check_arguments, check_closures
 from fxforms.functions.context import RuleContext, as_tuple
@@ -31,6 +31,7 @@ from fxforms.functions.inline import (
 from fxforms.functions.loop import Unmappable
 from fxforms.functions.opaque import ValueNeeded
 from fxforms.functions.packed import Packing, has_trees, holds_tensor
+from fxforms.functions.presented import presented
 from fxforms.functions.recorded import Call
 from fxforms.functions.rules import FunctionRules
 from fxforms.functions.single_level import HiddenResidual
@@ -81,6 +82,8 @@ def custom_function_call(fn: Any, *operands: Any) -> Any:
 
 def enter(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
     """A call by the user, in whichever form the class and the operands have."""
+    if substrate.function_modes():
+        operands = map_tensors(presented, operands)
     if not substrate.transforms_active():
         return enter_plain(rules, operands)
     if rules.closing:

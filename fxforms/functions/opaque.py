@@ -7,7 +7,8 @@ carries how to make the node, so nothing here knows of it and no other call pays
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import torch
 
@@ -18,17 +19,44 @@ from fxforms.functions.context import RuleContext, as_tuple, attributes_of
 from fxforms.functions.contract import Rules
 
 
+class Tracer(Protocol):
+    """What a tracer can do where a value is needed that it does not have."""
+
+    def stage(self, body: Callable[..., Any], operands: Any) -> Any:
+        """Put a call of ``body`` into the graph; the traced outputs.
+
+        ``operands`` is a pytree, ``body`` takes it as its arguments.
+        """
+
+    def choose(
+        self, pred: torch.Tensor, branches: Any, operands: tuple[torch.Tensor, ...], again: bool
+    ) -> tuple[torch.Tensor, ...]:
+        """Put a choice between two flat functions into the graph; the traced outputs.
+
+        ``again``: they repeat what has run before.
+        """
+
+    def aside(self) -> AbstractContextManager[Any]:
+        """A context in which nothing is put into the graph."""
+
+    def is_aside(self) -> bool:
+        """True in such a context."""
+
+    def is_known(self, tensor: torch.Tensor) -> bool:
+        """True for a tensor of the graph, and for a real one; False for what is made aside."""
+
+
 class ValueNeeded(TraceError):
-    """A traced tensor was asked for its value.
+    """A traced tensor was asked for its value; ``tracer`` knows what may be done instead."""
 
-    Attributes:
-        stage: ``stage(body, operands)`` puts a call of ``body`` into the graph and returns traced
-            outputs; ``operands`` is a pytree, ``body`` takes it as its arguments.
-    """
-
-    def __init__(self, text: str, stage: Callable[..., Any]) -> None:
+    def __init__(self, text: str, tracer: Tracer) -> None:
         super().__init__(text)
-        self.stage = stage
+        self.tracer = tracer
+
+    @property
+    def stage(self) -> Callable[..., Any]:
+        """How to put a call into the graph."""
+        return self.tracer.stage
 
 
 def opaque_class(rules: Rules, stage: Callable[..., Any]) -> Any:

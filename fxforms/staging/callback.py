@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from fxforms._tree import PyTreeSpec, flatten, show, take_tensors
+from fxforms._tree import PyTreeSpec, flatten, map_tensors, show, take_tensors
 from fxforms.errors import ArgumentError, OutputError, RuleError, describe, name_of
 from fxforms.functions.bind import bind
 from fxforms.functions.inline import tracked
+from fxforms.functions.presented import presented
 from fxforms.interpreters import Primitive, VmapInfo
 from fxforms.staging import fake
 from fxforms.staging.opaque import stage_call
@@ -163,7 +164,7 @@ def pure_callback(
             f"'sequential', 'expand_dims', 'broadcast_all', or None."
         )
     wanted, out_spec = flatten(result_shape)
-    operands, put = take_tensors((args, kwargs))
+    operands, put = take_tensors(map_tensors(presented, (args, kwargs)))
     function = flat_function(callback, put, out_spec)
     device = operands[0].device if operands else None
     likes = [torch.empty(tuple(x.shape), dtype=x.dtype, device=device) for x in wanted]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from fxforms import _substrate as substrate
+from fxforms.staging.branches import at_levels
 from fxforms.staging.cut import cut, gather_effects, name_inputs, unused
 from fxforms.staging.trace import Traced, trace
 from fxforms.transforms import vmap
@@ -29,7 +30,7 @@ def flat(program: Source) -> FlatFunction:
     if program.function is not None:
         return program.function
     graph, captured = program.traced.graph, program.traced.captured
-    return lambda *operands: tuple(graph(*operands, *captured))
+    return lambda *operands: tuple(at_levels(graph, (*operands, *captured)))
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:

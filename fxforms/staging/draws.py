@@ -7,18 +7,24 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import get_device_states, set_device_states
 
+from fxforms.staging.graphs import all_nodes
+
 State = tuple[torch.Tensor, Any]
+
+
+def is_draw(node: Node) -> bool:
+    """True for an operator that draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def draws(graph: GraphModule) -> bool:
     """True if ``graph`` draws random numbers, or calls Python bodies, which may."""
     return any(
-        torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        or getattr(node.target, "namespace", "") == "fxforms"
-        for node in graph.graph.nodes
+        is_draw(node) or getattr(node.target, "namespace", "") == "fxforms"
+        for node in all_nodes(graph)
     )
 
 

@@ -20,7 +20,13 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx import GraphModule
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx, track_tensor_tree
+from torch.fx.experimental import proxy_tensor
+from torch.fx.experimental.proxy_tensor import (
+    disable_proxy_modes_tracing,
+    get_proxy_mode,
+    make_fx,
+    track_tensor_tree,
+)
 from torch.fx.experimental.symbolic_shapes import (
     SYMPY_INTERP,
     DimDynamic,
@@ -33,7 +39,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fxforms import _substrate as substrate
 
-__all__ = ["DispatchMode"]
+__all__ = ["DispatchMode", "disable_proxy_modes_tracing"]
 
 # The tracer changes methods of nn.Module while it runs, so one thread traces at a time.
 tracer_lock = threading.RLock()
@@ -100,7 +106,8 @@ def must_stage(operands: Sequence[torch.Tensor]) -> bool:
     """
     if any(map(is_fake, operands)):
         return True
-    return get_proxy_mode() is not None and not any(map(substrate.is_wrapped, operands))
+    recording = proxy_tensor._CURRENT_MAKE_FX_TRACER is not None and detect_fake_mode() is not None
+    return recording and not any(map(substrate.is_wrapped, operands))
 
 
 def is_fake(value: object) -> bool:
@@ -139,8 +146,11 @@ def outside_modes() -> Iterator[None]:
 
 
 def new_input(mode: FakeTensorMode, tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """A further input of the graph that is being recorded, for a real ``tensor``."""
-    made: torch.Tensor = mode.from_tensor(tensor, static_shapes=True)
+    """A further input of the graph that is being recorded, for ``tensor``.
+
+    That is a real tensor, or a fake one of the graph around, which stands for itself.
+    """
+    made = tensor if is_fake(tensor) else stand_in(mode, tensor)
     recorder = get_proxy_mode()
     assert recorder is not None
     graph = recorder.tracer.graph
@@ -149,3 +159,45 @@ def new_input(mode: FakeTensorMode, tensor: torch.Tensor, name: str) -> torch.Te
         proxy = recorder.tracer.create_proxy("placeholder", name, (), {})
     track_tensor_tree(made, proxy, constant=None, tracer=recorder.tracer)
     return made
+
+
+def stand_in(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    """The fake tensor for a real one, always the same."""
+    made: torch.Tensor = mode.from_tensor(tensor, static_shapes=True)
+    return made
+
+
+_recorders: list[Any] = []  # of the graphs around the part that is being recorded
+
+
+def is_recorded(tensor: torch.Tensor) -> bool:
+    """True if the graph that is being recorded has this fake tensor, also where that rests."""
+    recorder: Any = proxy_tensor._CURRENT_MAKE_FX_TRACER
+    return tensor in recorder.fx_tracer.tensor_tracker
+
+
+def is_recorded_around(tensor: torch.Tensor) -> bool:
+    """True if that graph has it, or one of those that it is a part of."""
+    return is_recorded(tensor) or any(tensor in x.tensor_tracker for x in _recorders)
+
+
+def is_aside() -> bool:
+    """True where nothing is being recorded."""
+    return get_proxy_mode() is None
+
+
+def mode_of(tensors: Sequence[torch.Tensor]) -> FakeTensorMode:
+    """The mode of the trace under way."""
+    mode: Any = detect_fake_mode(tensors)
+    return mode  # type: ignore[no-any-return]
+
+
+def record_part(function: Callable[..., Any], fakes: Sequence[torch.Tensor]) -> GraphModule:
+    """The operators that ``function`` runs on ``fakes``, as a graph inside of the one recorded."""
+    recorder: Any = proxy_tensor._CURRENT_MAKE_FX_TRACER
+    _recorders.append(recorder.fx_tracer)
+    try:
+        part: GraphModule = recorder.trace_subgraph(function, *fakes)
+    finally:
+        _recorders.pop()
+    return part

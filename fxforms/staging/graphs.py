@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch.fx import GraphModule, Node
@@ -20,3 +21,16 @@ def examples_of(graph: GraphModule) -> list[Any]:
 def output_of(graph: GraphModule) -> Any:
     """The node whose first argument holds what ``graph`` returns."""
     return graph.graph.output_node()
+
+
+def all_nodes(graph: GraphModule) -> Iterator[Node]:
+    """The nodes of ``graph`` and of the branches in it."""
+    for module in graph.modules():
+        if isinstance(module, GraphModule):
+            yield from module.graph.nodes
+
+
+def is_mutable(node: Node) -> bool:
+    """True for an operator that writes to one of its arguments."""
+    target = node.target
+    return bool(getattr(getattr(target, "_schema", None), "is_mutable", False))

@@ -27,6 +27,8 @@ class Lift(fake.DispatchMode):  # type: ignore[no-untyped-call]
         forms: the shape and memory that each of these came with.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, mode: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.captured: list[torch.Tensor] = []
@@ -39,13 +41,19 @@ class Lift(fake.DispatchMode):  # type: ignore[no-untyped-call]
         """The fake input that stands for ``tensor``; a fake tensor stands for itself."""
         if fake.is_fake(tensor):
             return tensor
+        if fake.is_aside():
+            return fake.stand_in(self._mode, tensor)
         if id(tensor) not in self._places:
-            name = f"captured_{len(self.captured)}"
-            self._places[id(tensor)] = len(self.captured)
-            self.captured.append(tensor)
-            self.inputs.append(fake.new_input(self._mode, tensor, name))
-            self.forms.append(form(self.inputs[-1]))
+            self.take(tensor)
         return self.inputs[self._places[id(tensor)]]
+
+    def take(self, tensor: torch.Tensor) -> None:
+        """Make an input of the graph that stands for ``tensor``."""
+        made = fake.new_input(self._mode, tensor, f"captured_{len(self.captured)}")
+        self._places[id(tensor)] = len(self.captured)
+        self.captured.append(tensor)
+        self.inputs.append(made)
+        self.forms.append(form(made))
 
     def __torch_dispatch__(
         self,
@@ -60,3 +68,15 @@ class Lift(fake.DispatchMode):  # type: ignore[no-untyped-call]
         if func is _MISSING_TANGENT:  # operators of torch read the wrong device off a fake one
             return torch.zeros_like(result)
         return result
+
+
+class PartLift(Lift):  # type: ignore[no-untyped-call]
+    """The same for a part of a graph; a tensor of the graph around becomes an input too."""
+
+    def input_for(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The input of the part that stands for ``tensor``, if it is not of the part itself."""
+        if not fake.is_fake(tensor):
+            return super().input_for(tensor)
+        if not (fake.is_aside() or fake.is_recorded(tensor)):
+            self.take(tensor)
+        return tensor

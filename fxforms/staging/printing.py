@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from fxforms._tree import take_tensors
+from fxforms._tree import map_tensors, take_tensors
 from fxforms.errors import ArgumentError
 from fxforms.functions.bind import bind
+from fxforms.functions.presented import presented
 from fxforms.interpreters import Primitive, VmapInfo, current_interpreter
 from fxforms.staging import fake
 from fxforms.staging.opaque import stage_effect
@@ -97,7 +98,7 @@ def print(text: str, *args: Any, **kwargs: Any) -> None:
 
     The name and the meaning are those of ``jax.debug.print``.
     """
-    tensors, put = take_tensors((args, kwargs))
+    tensors, put = take_tensors(map_tensors(presented, (args, kwargs)))
 
     def show(*values: torch.Tensor) -> None:
         args, kwargs = put(values)

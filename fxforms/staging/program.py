@@ -22,6 +22,7 @@ import torch
 from fxforms.functions.bind import bind
 from fxforms.functions.inline import recorded
 from fxforms.interpreters import Primitive
+from fxforms.staging.branches import runnable
 from fxforms.staging.derivatives import NoParts, flat, joint_parts, mapped, pullback
 from fxforms.staging.draws import draws
 from fxforms.staging.nodes import apply_at_level, apply_plain
@@ -79,7 +80,7 @@ class Program(Primitive):
     @cached_property
     def interpreted(self) -> Executable:
         """The graph run operator by operator."""
-        forward = self.traced.graph.forward
+        forward = runnable(self.traced.graph).forward
         return lambda operands: forward(*operands)
 
     def _run_first(self, operands: list[Any]) -> Sequence[Any]:

@@ -78,6 +78,7 @@ RESHAPING = {
     _aten.t_.default: _aten.t.default,
     _aten.transpose_.default: _aten.transpose.int,
 }
+CHOICE = torch.ops.higher_order.cond  # its branches neither write to operands nor return them
 # What the tracer asks of a symbolic shape, where the answer is first used.
 SHAPE_QUERIES = frozenset(
     [
@@ -163,7 +164,7 @@ def aliased(node: Node) -> Iterator[tuple[Node, bool]]:
             if schema.alias_info is not None:
                 sources = argument if isinstance(argument, list | tuple) else [argument]
                 yield from ((x, schema.alias_info.is_write) for x in sources if isinstance(x, Node))
-    elif node.op == "call_function":
+    elif node.op == "call_function" and node.target is not CHOICE:
         pure = node.target is operator.getitem
         yield from ((source, not pure) for source in node.all_input_nodes)
 

@@ -17,7 +17,7 @@ from fxforms.functions.opaque import ValueNeeded
 from fxforms.interpreters import below_all_levels, vmap_level
 from fxforms.staging import fake
 from fxforms.staging.changes import form, refuse_reshaped, turned
-from fxforms.staging.graphs import examples_of, inputs_of, output_of
+from fxforms.staging.graphs import all_nodes, examples_of, inputs_of, is_mutable, output_of
 from fxforms.staging.identity import fold_identities
 from fxforms.staging.lift import Lift
 from fxforms.staging.opaque import Recording
@@ -140,7 +140,7 @@ def _trace(
         refuse_reshaped(lift.inputs, lift.forms, "a captured tensor")
         recorded = count_calls(graph)
         graph = fold_identities(drop_zero_tangents(graph))
-        if any(is_mutable(node) for node in graph.graph.nodes):
+        if any(map(is_mutable, all_nodes(graph))):
             graph = functionalized(graph)
         written = take_writes(graph)
     sweep(graph, bool(recording.bodies))
@@ -200,12 +200,6 @@ def stand_in_levels(depth: int) -> Iterator[None]:
         for _ in range(depth):
             stack.enter_context(vmap_level(1, "same"))
         yield
-
-
-def is_mutable(node: Node) -> bool:
-    """True for an operator that writes to one of its arguments."""
-    target = node.target
-    return bool(getattr(getattr(target, "_schema", None), "is_mutable", False))
 
 
 def functionalized(graph: GraphModule) -> GraphModule:

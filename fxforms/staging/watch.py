@@ -14,8 +14,8 @@ from fxforms._tree import leaves
 from fxforms.errors import TraceError, describe
 from fxforms.functions.opaque import ValueNeeded
 from fxforms.staging import fake
+from fxforms.staging.branches import TRACER
 from fxforms.staging.changes import ATTRIBUTES, Attributes
-from fxforms.staging.opaque import stage_call
 from fxforms.staging.reads import INSTALLED
 
 _T = torch.Tensor
@@ -36,8 +36,8 @@ _ASKS: dict[Any, str] = {
 _SHOWS = {_T.__repr__, _T.__format__}
 _WAYS_OUT = (
     "Inside jit a tensor has a shape but no value until the call. Choose between values with "
-    "torch.where, make an argument that decides the program a static one (static_argnums), or "
-    "call fxforms.pure_callback for a part that must run in Python."
+    "torch.where, between programs with fxforms.cond, make an argument that decides the program a "
+    "static one (static_argnums), or call fxforms.pure_callback for a part that must run in Python."
 )
 
 
@@ -80,7 +80,7 @@ class TraceWatch(TorchFunctionMode):
         if func in _ASKS:
             raise ValueNeeded(
                 f"{user_line()}: {_ASKS[func]} needs the value of {describe(args[0])}. {_WAYS_OUT}",
-                stage_call,
+                TRACER,
             )
         if func in ATTRIBUTES:
             refused = self.attributes.meet(func, args[0], is_traced(args[0]))
@@ -124,4 +124,4 @@ def value_error(error: BaseException) -> ValueNeeded:
     """The error for a value that an operator asked for, in the user's terms."""
     seen = (str(error) or type(error).__name__).splitlines()[0]
     text = f"{user_line()}: a traced tensor has no value to give ({seen}). {_WAYS_OUT}"
-    return ValueNeeded(text, stage_call)
+    return ValueNeeded(text, TRACER)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import queue
 import select
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -20,8 +19,8 @@ from torch.distributed import HashStore
 from fxforms.distributed.agents import gloo_pair
 from fxforms.distributed.agents.gloo_link import BUFFER, GlooLink
 from fxforms.distributed.agents.grpc import GrpcLink
-from fxforms.distributed.agents.grpc_door import Stream
-from fxforms.distributed.agents.linked import Cut
+from fxforms.distributed.agents.grpc_stream import Outgoing, Stream, frame, frames
+from fxforms.distributed.agents.linked import Cut, Turn
 from fxforms.distributed.agents.pipe_link import PipeLink
 from fxforms.distributed.agents.shared_memory import Inbox, Outbox, Probe, shared
 from fxforms.distributed.message import Message, MessageType
@@ -114,17 +113,114 @@ def test_frames_from_strangers(body: bytes, kind: int, large: int) -> None:
         link._read(kind, memoryview(body), large)
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.lists(st.binary(max_size=60), max_size=3))
+class Call:
+    """A call of gRPC on either side: iterates over what comes, and keeps what is sent."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self._pieces = iter(pieces)
+        self.sent: list[bytes | None] = []
+        self.cancelled = False
+
+    def __next__(self) -> bytes:
+        return next(self._pieces)
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        self.broken = callback
+        return True
+
+
+def linked(pieces: list[bytes], memory: int = 0) -> tuple[GrpcLink, Call, Outgoing]:
+    """The end of a link to which ``pieces`` come."""
+    call = Call(pieces)
+    outgoing = Outgoing(call.sent.append, call)
+    return GrpcLink(TWO, Stream(call, outgoing), 1 << 20, memory), call, outgoing
+
+
+PIECE = st.binary(max_size=60) | st.builds(
+    lambda kind, body: frame(kind, len(body)) + body, st.integers(0, 3), st.binary(max_size=60)
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(PIECE, max_size=3))
 def test_a_stream_from_a_stranger(pieces: list[bytes]) -> None:
-    stream = Stream(iter(pieces), queue.SimpleQueue(), lambda: None)
-    link = GrpcLink(TWO, stream, 1 << 20, PID)
+    link, _, _ = linked(pieces, PID)
     ended = False
     while not ended:
         try:
             assert link.receive() is None  # a sign of life
         except (MessageError, Cut):
             ended = True
+
+
+def test_small_messages_gather_behind_one_that_waits() -> None:
+    link, call, outgoing = linked([frame(2, 0)])
+    run: list[Callable[[], None]] = []
+    messages = [Message(b"x", tensors(size), MessageType.RREF_ACK, size) for size in (1, 2, 3)]
+    for message in messages:
+        link.send(message, run.append)
+    assert len(call.sent) == 1  # by this thread
+    (rest,) = run  # in one piece, by another
+    link.send(Message(b"", tensors(1 << 15), MessageType.RREF_ACK, 4), run.append)
+    outgoing.end()
+    rest()
+    assert call.sent.pop() is None
+    assert [len(list(frames(piece or b""))) for piece in call.sent] == [1, 2, 1]
+    pieces = [piece or b"" for piece in call.sent]
+    other, _, _ = linked(pieces)
+    assert [getattr(other.receive(), "id", 0) for _ in range(4)] == [1, 2, 3, 4]
+    assert outgoing.idle()
+
+
+def test_a_message_goes_at_once_when_the_peer_was_heard() -> None:
+    link, call, _ = linked([frame(2, 0)])
+    run: list[Callable[[], None]] = []
+    message = Message(b"x", (), MessageType.RREF_ACK, 1)
+    link.send(message, run.append)
+    assert link.receive() is None
+    link.send(message, run.append)
+    assert (len(call.sent), run) == (2, [])
+    link.send(message, run.append)
+    assert (len(call.sent), len(run)) == (2, 1)
+
+
+def test_what_cannot_be_sent_ends_the_streams() -> None:
+    call = Call([])
+
+    def refuse(piece: bytes | None) -> None:
+        raise ValueError("call error 8")
+
+    link = GrpcLink(TWO, Stream(call, Outgoing(refuse, call)), 1 << 20, 0)
+    with pytest.raises(Cut, match="8"):
+        link.send(Message(b"", (), MessageType.RREF_ACK, 1), None)
+    assert call.cancelled
+
+
+def test_both_streams_end_where_one_breaks() -> None:
+    link, call, _ = linked([])
+    call.broken()
+    assert call.cancelled
+    call.cancelled = False
+    link.bye()
+    call.broken()
+    assert not call.cancelled  # the peer says goodbye too
+    link.cut()
+    assert call.cancelled
+
+
+def test_one_thread_at_a_time_has_the_turn() -> None:
+    passed: list[None] = []
+    kept, given = (Turn(lambda: passed.append(None)) for _ in range(2))
+    assert not kept.over()  # its thread goes on to receive
+    kept.end()
+    assert not passed
+    given.end()
+    given.end()
+    assert given.over()
+    assert len(passed) == 1
 
 
 def test_a_segment_is_used_again_when_its_tensors_are_gone() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -15,6 +15,7 @@ from distributed.worlds import assert_nothing_held, environment, free_port
 
 from benchmarks.distributed.certificates import Authority, authority
 from fxforms import distributed as fd
+from fxforms.distributed.agents.grpc_stream import frame, frames
 from fxforms.distributed.calls import call_command
 from fxforms.distributed.frame import decode, encode
 from fxforms.distributed.message import MessageType
@@ -82,32 +83,67 @@ def channel(address: str, options: dict[str, str]) -> grpc.Channel:
     return grpc.secure_channel(address, credentials, [("grpc.use_local_subchannel_pool", 1)])
 
 
-def act_as_worker_1(channel: grpc.Channel, text: str) -> MessageType:
+def act_as_worker_1(
+    channel: grpc.Channel, text: str, served: grpc.ServerCredentials
+) -> MessageType:
     """Join as worker 1 and have worker 0 call ``note(text)``; the type of its answer."""
-    parts = msgpack.packb(["w1", 1, 2, "127.0.0.1:1", [0, -1, ""]])
-    channel.unary_unary("/fxforms.Rpc/Join")(parts, timeout=WAIT, wait_for_ready=True)
-    outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-    metadata = (("fxforms-rank", "1"),)
-    stream = channel.stream_stream("/fxforms.Rpc/Stream")(
-        iter(outgoing.get, None), metadata=metadata, timeout=WAIT, wait_for_ready=True
-    )
     message = call_command("test", note, (text,), None).to_message()
     message.id = 7
-    outgoing.put(b"\0" + encode(message))
-    try:
-        return decode(next(stream)[1:], LIMIT).type
-    finally:
-        outgoing.put(None)
+    body = encode(message)
+    leave = threading.Event()
+
+    def stream(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield frame(0, len(body)) + body
+        leave.wait(WAIT)
+
+    handler = grpc.unary_stream_rpc_method_handler(stream)
+    with ThreadPoolExecutor(2) as pool:
+        server = grpc.server(pool)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("fxforms.Rpc", {"Stream": handler}),)
+        )
+        port = server.add_secure_port("127.0.0.1:0", served)
+        server.start()
+        try:
+            parts = msgpack.packb(["w1", 1, 2, f"127.0.0.1:{port}", [0, -1, ""]])
+            channel.unary_unary("/fxforms.Rpc/Join")(parts, timeout=WAIT, wait_for_ready=True)
+            incoming = channel.unary_stream("/fxforms.Rpc/Stream")(
+                b"", metadata=(("fxforms-rank", "1"),), timeout=WAIT, wait_for_ready=True
+            )
+            ((_, answer),) = frames(next(incoming))
+            return decode(answer, LIMIT).type
+        finally:
+            leave.set()
+            server.stop(None)
+
+
+def server_of(options: dict[str, str]) -> grpc.ServerCredentials:
+    """What a server with these files shows; it lets anybody in."""
+    key, certificate = (Path(options[name]).read_bytes() for name in ("key", "certificate"))
+    return grpc.ssl_server_credentials([(key, certificate)])
 
 
 @pytest.mark.parametrize("who", ["no TLS", "no certificate", "another CA", "expired"])
 def test_a_stranger_gets_nothing_run(who: str, waiting: str, ca: Authority, tmp_path: Path) -> None:
+    own = ca.issue("w1")
     with stranger(who, waiting, ca, tmp_path) as strange, pytest.raises(grpc.RpcError):
-        act_as_worker_1(strange, "a stranger")
+        act_as_worker_1(strange, "a stranger", server_of(own))
     assert RAN == []
-    with channel(waiting, ca.issue("w1")) as right:
-        assert act_as_worker_1(right, "the right one") is MessageType.PYTHON_RET
+    with channel(waiting, own) as right:
+        answer = act_as_worker_1(right, "the right one", server_of(own))
+    assert answer is MessageType.PYTHON_RET
     assert RAN == ["the right one"]
+
+
+@pytest.mark.parametrize("who", ["another CA", "expired"])
+def test_nothing_is_taken_from_a_strange_server(
+    who: str, waiting: str, ca: Authority, tmp_path: Path
+) -> None:
+    """Somebody else listens where worker 1 said that it does."""
+    other = ca.issue("old", -1) if who == "expired" else authority(tmp_path, "other").issue("x")
+    with channel(waiting, ca.issue("w1")) as right, pytest.raises((grpc.RpcError, StopIteration)):
+        act_as_worker_1(right, "a strange server", server_of(other))
+    assert RAN == []
 
 
 def test_a_worker_says_why_it_cannot_join(tmp_path: Path, address: str) -> None:

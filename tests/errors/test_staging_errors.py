@@ -27,9 +27,9 @@ class TestValues(Messages):
 TraceError: test_staging_errors.py: if x.sum() > 0:: a Python condition (if,
 while, and, or, not) needs the value of a torch.bool tensor of shape (). Inside
 jit a tensor has a shape but no value until the call. Choose between values with
-torch.where, make an argument that decides the program a static one
-(static_argnums), or call fxforms.pure_callback for a part that must run in
-Python.""",
+torch.where, between programs with fxforms.cond, make an argument that decides
+the program a static one (static_argnums), or call fxforms.pure_callback for a
+part that must run in Python.""",
         )
 
     def test_loop(self) -> None:
@@ -44,9 +44,9 @@ Python.""",
 TraceError: test_staging_errors.py: while (x < 3).all():: a Python condition
 (if, while, and, or, not) needs the value of a torch.bool tensor of shape ().
 Inside jit a tensor has a shape but no value until the call. Choose between
-values with torch.where, make an argument that decides the program a static one
-(static_argnums), or call fxforms.pure_callback for a part that must run in
-Python.""",
+values with torch.where, between programs with fxforms.cond, make an argument
+that decides the program a static one (static_argnums), or call
+fxforms.pure_callback for a part that must run in Python.""",
         )
 
     def test_item(self) -> None:
@@ -58,9 +58,10 @@ Python.""",
             """\
 TraceError: test_staging_errors.py: return x * x.max().item(): item() needs the
 value of a torch.float32 tensor of shape (). Inside jit a tensor has a shape but
-no value until the call. Choose between values with torch.where, make an
-argument that decides the program a static one (static_argnums), or call
-fxforms.pure_callback for a part that must run in Python.""",
+no value until the call. Choose between values with torch.where, between
+programs with fxforms.cond, make an argument that decides the program a static
+one (static_argnums), or call fxforms.pure_callback for a part that must run in
+Python.""",
         )
 
     def test_float(self) -> None:
@@ -72,9 +73,10 @@ fxforms.pure_callback for a part that must run in Python.""",
             """\
 TraceError: test_staging_errors.py: return x * float(x[0]): float() needs the
 value of a torch.float32 tensor of shape (). Inside jit a tensor has a shape but
-no value until the call. Choose between values with torch.where, make an
-argument that decides the program a static one (static_argnums), or call
-fxforms.pure_callback for a part that must run in Python.""",
+no value until the call. Choose between values with torch.where, between
+programs with fxforms.cond, make an argument that decides the program a static
+one (static_argnums), or call fxforms.pure_callback for a part that must run in
+Python.""",
         )
 
     def test_the_value_of_a_captured_tensor(self) -> None:
@@ -88,9 +90,10 @@ fxforms.pure_callback for a part that must run in Python.""",
             """\
 TraceError: test_staging_errors.py: return x * float(scale): float() needs the
 value of a torch.float32 tensor of shape (). Inside jit a tensor has a shape but
-no value until the call. Choose between values with torch.where, make an
-argument that decides the program a static one (static_argnums), or call
-fxforms.pure_callback for a part that must run in Python.""",
+no value until the call. Choose between values with torch.where, between
+programs with fxforms.cond, make an argument that decides the program a static
+one (static_argnums), or call fxforms.pure_callback for a part that must run in
+Python.""",
         )
 
     def test_print(self) -> None:
@@ -128,9 +131,10 @@ fxforms.debug.print, which prints at every call.""",
 TraceError: test_staging_errors.py: return x +
 torch.from_numpy(np.sin(x.numpy())): numpy() needs the value of a torch.float32
 tensor of shape (3,). Inside jit a tensor has a shape but no value until the
-call. Choose between values with torch.where, make an argument that decides the
-program a static one (static_argnums), or call fxforms.pure_callback for a part
-that must run in Python.""",
+call. Choose between values with torch.where, between programs with
+fxforms.cond, make an argument that decides the program a static one
+(static_argnums), or call fxforms.pure_callback for a part that must run in
+Python.""",
         )
 
     def test_numpy_function(self) -> None:
@@ -142,9 +146,10 @@ that must run in Python.""",
             """\
 TraceError: test_staging_errors.py: return x + np.sin(x): NumPy needs the value
 of a torch.float32 tensor of shape (3,). Inside jit a tensor has a shape but no
-value until the call. Choose between values with torch.where, make an argument
-that decides the program a static one (static_argnums), or call
-fxforms.pure_callback for a part that must run in Python.""",
+value until the call. Choose between values with torch.where, between programs
+with fxforms.cond, make an argument that decides the program a static one
+(static_argnums), or call fxforms.pure_callback for a part that must run in
+Python.""",
         )
 
     def test_nonzero(self) -> None:
@@ -156,9 +161,10 @@ fxforms.pure_callback for a part that must run in Python.""",
             """\
 TraceError: test_staging_errors.py: return x.nonzero(): a traced tensor has no
 value to give (aten.nonzero.default). Inside jit a tensor has a shape but no
-value until the call. Choose between values with torch.where, make an argument
-that decides the program a static one (static_argnums), or call
-fxforms.pure_callback for a part that must run in Python.""",
+value until the call. Choose between values with torch.where, between programs
+with fxforms.cond, make an argument that decides the program a static one
+(static_argnums), or call fxforms.pure_callback for a part that must run in
+Python.""",
         )
 
     def test_mask(self) -> None:
@@ -170,9 +176,10 @@ fxforms.pure_callback for a part that must run in Python.""",
             """\
 TraceError: test_staging_errors.py: return x[x > 1].sum(): a traced tensor has
 no value to give (aten.nonzero.default). Inside jit a tensor has a shape but no
-value until the call. Choose between values with torch.where, make an argument
-that decides the program a static one (static_argnums), or call
-fxforms.pure_callback for a part that must run in Python.""",
+value until the call. Choose between values with torch.where, between programs
+with fxforms.cond, make an argument that decides the program a static one
+(static_argnums), or call fxforms.pure_callback for a part that must run in
+Python.""",
         )
 
     def test_under_a_transform(self) -> None:
@@ -185,9 +192,10 @@ fxforms.pure_callback for a part that must run in Python.""",
 TraceError: test_staging_errors.py: return fxforms.vmap(fxforms.grad(lambda y:
 y**2 if y > 0 else y))(x): a Python condition (if, while, and, or, not) needs
 the value of a torch.bool tensor of shape (). Inside jit a tensor has a shape
-but no value until the call. Choose between values with torch.where, make an
-argument that decides the program a static one (static_argnums), or call
-fxforms.pure_callback for a part that must run in Python.""",
+but no value until the call. Choose between values with torch.where, between
+programs with fxforms.cond, make an argument that decides the program a static
+one (static_argnums), or call fxforms.pure_callback for a part that must run in
+Python.""",
         )
 
     def test_in_a_function_that_is_called(self) -> None:
@@ -199,7 +207,8 @@ fxforms.pure_callback for a part that must run in Python.""",
             """\
 TraceError: test_staging_errors.py: return x.tolist(): item() needs the value of
 a torch.float32 tensor of shape (). Inside jit a tensor has a shape but no value
-until the call. Choose between values with torch.where, make an argument that
-decides the program a static one (static_argnums), or call fxforms.pure_callback
-for a part that must run in Python.""",
+until the call. Choose between values with torch.where, between programs with
+fxforms.cond, make an argument that decides the program a static one
+(static_argnums), or call fxforms.pure_callback for a part that must run in
+Python.""",
         )

@@ -1,20 +1,23 @@
 """Workers that are processes on any network: gRPC with mutual TLS.
 
-Two workers share one stream, which the one of higher rank opens. A worker whose certificate the CA
+Each worker opens a stream from each other. A worker whose certificate the CA
 has signed is trusted to be the one that it says it is.
 """
 
 from __future__ import annotations
 
-import queue
 import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import grpc
 
 from fxforms.distributed.agent import Respond, RpcAgent
 from fxforms.distributed.agents.credentials import load
-from fxforms.distributed.agents.grpc_door import RANK, SERVICE, Door, Stream, channel_options, join
+from fxforms.distributed.agents.grpc_door import RANK, SERVICE, Door, channel_options, join
+from fxforms.distributed.agents.grpc_stream import SMALL, Stream, frame, frames
 from fxforms.distributed.agents.linked import Cut, LinkedAgent, Run
 from fxforms.distributed.agents.shared_memory import Probe, SharedFrames, shared
 from fxforms.distributed.frame import decode, joined, write_head
@@ -23,18 +26,18 @@ from fxforms.distributed.options import Options, master
 from fxforms.distributed.requests import WorkerInfo
 from fxforms.errors import MessageError
 
-_WHOLE, _REFERENCE, _BEAT = b"\0", b"\1", b"\2"  # how what is on the stream begins
+_WHOLE, _REFERENCE, _BEAT = range(3)  # kinds of frames
 _SILENT = "nothing was heard of it for too long."
-_SMALL = 1 << 14  # bytes that go through the stream in any case
 
 
 class GrpcLink:
-    """One end of a stream. gRPC writes it in a thread of its own, as fast as the peer reads."""
+    """One worker's end of the streams to and from another."""
 
     def __init__(self, peer: WorkerInfo, stream: Stream, limit: int, memory: int) -> None:
         self.peer = peer
         self._stream, self._limit = stream, limit
         self._shared = SharedFrames(memory, limit) if memory else None
+        self._frames: deque[tuple[int, memoryview]] = deque()
         self.heard = time.monotonic()
         self.silent = False
 
@@ -45,15 +48,27 @@ class GrpcLink:
         if size > self._limit:
             raise MessageError(f"A message of {size} bytes, at most {self._limit} are sent.")
         reference = None
-        if self._shared and size > _SMALL:
+        if self._shared and size > SMALL:
             reference = self._shared.write(head, tensors)
         if reference is None:
-            self._stream.outgoing.put(joined(_WHOLE + head, tensors))
+            data = joined(frame(_WHOLE, size) + head, tensors)
         else:
-            self._stream.outgoing.put(_REFERENCE + reference)
+            data = frame(_REFERENCE, len(reference)) + reference
+        self._stream.outgoing.put(data, run)
 
     def receive(self) -> Message | None:
         """The next message."""
+        while not self._frames:
+            self._frames.extend(self._read())
+        kind, body = self._frames.popleft()
+        if kind == _REFERENCE and self._shared:
+            return self._shared.read(body)
+        if kind == _BEAT:
+            return None
+        return decode(body, self._limit)
+
+    def _read(self) -> Iterator[tuple[int, memoryview]]:
+        """The frames of the next piece that comes."""
         try:
             data = next(self._stream.incoming)
         except StopIteration:
@@ -62,40 +77,35 @@ class GrpcLink:
             reason = f"its stream ended; the process may have died. {_details(error)}"
             raise Cut(_SILENT if self.silent else reason) from None
         self.heard = time.monotonic()
-        if data == _BEAT:
-            return None
-        body = memoryview(data)[1:]
-        if data[:1] == _REFERENCE and self._shared:
-            return self._shared.read(body)
-        return decode(body, self._limit)
+        self._stream.outgoing.unheard = False
+        return frames(data)
 
-    def beat(self, silence: float) -> None:
-        """Tell the peer that this worker lives; end the stream if it said nothing for so long."""
-        if self._stream.outgoing.empty():
-            self._stream.outgoing.put(_BEAT)
+    def beat(self, silence: float, run: Run) -> None:
+        """Tell the peer that this worker lives; end the streams if it said nothing for so long."""
+        if self._stream.outgoing.idle():
+            self._stream.outgoing.put(frame(_BEAT, 0), run)
         if time.monotonic() - self.heard > silence:
             self.silent = True
             self._stream.cancel()
 
     def bye(self) -> None:
         """Tell the peer that this worker leaves."""
-        self._stream.outgoing.put(None)
+        self._stream.outgoing.end()
 
     def cut(self) -> None:
-        """End the stream."""
-        self._stream.outgoing.put(None)
+        """End the streams."""
         self._stream.cancel()
         if self._shared:
             self._shared.close()
 
 
 def _details(error: Any) -> str:
-    """What gRPC says of an error; a server gets none."""
-    return str(error.details())[:200] if isinstance(error, grpc.Call) else ""
+    """What gRPC says of an error."""
+    return str(error.details())[:200]
 
 
 class GrpcAgent(LinkedAgent):
-    """A worker that is a process, with a stream to each other."""
+    """A worker that is a process, with a stream from each other."""
 
     def start(self, joined: _Joining, links: list[GrpcLink]) -> None:
         """Receive from ``links``; what joining took is given back when this agent ends."""
@@ -106,7 +116,8 @@ class GrpcAgent(LinkedAgent):
     def _beat(self, links: list[GrpcLink], silence: float) -> None:
         while not self.closed.wait(silence / 4):
             for link in links:
-                link.beat(silence)
+                with suppress(Cut):
+                    link.beat(silence, self.pool.submit)
 
     def _close(self) -> None:
         super()._close()
@@ -140,24 +151,23 @@ class _Joining:
         return join(self._channel(self._first), parts, seconds)
 
     def links(self, told: list[Any]) -> list[GrpcLink]:
-        """A stream to each other worker: opened to the lower ranks, awaited from the higher."""
+        """The streams from and to each other worker: opened here, and by them."""
         limit = self.options.max_message_bytes
-        later = set(range(self.rank + 1, len(told)))
-        streams = {rank: self._open(told[rank][1]) for rank in range(self.rank)}
-        streams |= self._door.streams(later, self.options.init_timeout)
+        others = set(range(len(told))) - {self.rank}
+        incoming = {rank: self._open(told[rank][1]) for rank in others}
+        outgoing = self._door.streams(others, self.options.init_timeout)
         links = []
-        for rank, stream in streams.items():
+        for rank in others:
             name, _, memory = told[rank]
+            stream = Stream(incoming[rank], outgoing[rank])
             pid = memory[0] if self.options.shared_memory and shared(memory) else 0
             links.append(GrpcLink(WorkerInfo(name, rank), stream, limit, pid))
         return links
 
-    def _open(self, address: str) -> Stream:
-        """A new stream to the worker at ``address``."""
-        outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        call = self._channel(address).stream_stream(f"/{SERVICE}/Stream")
-        incoming = call(iter(outgoing.get, None), metadata=((RANK, str(self.rank)),))
-        return Stream(incoming, outgoing, incoming.cancel)
+    def _open(self, address: str) -> Any:
+        """What the worker at ``address`` sends to this one."""
+        call = self._channel(address).unary_stream(f"/{SERVICE}/Stream")
+        return call(b"", metadata=((RANK, str(self.rank)),))
 
     def _channel(self, address: str) -> grpc.Channel:
         options = channel_options(self.options)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import concurrent.futures
-import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import grpc
+import grpc.experimental
 import msgpack
 
 from fxforms.distributed.agents.credentials import Credentials
+from fxforms.distributed.agents.grpc_stream import SMALL, Context, Outgoing
 from fxforms.distributed.options import Options
 from fxforms.distributed.pool import Pool
 from fxforms.errors import ArgumentError, RpcTimeoutError
@@ -23,28 +23,18 @@ RANK = "fxforms-rank"  # the metadata that says who calls
 RETRY = 0.1  # seconds before a call that did not reach its peer is made again
 _MAX_INT = (1 << 31) - 1
 
-Context = Any  # grpc.ServicerContext; grpcio has no annotations
-
 
 def channel_options(options: Options) -> list[tuple[str, int]]:
     """The settings of both ends."""
-    limit = min(options.max_message_bytes, _MAX_INT)
+    limit = min(options.max_message_bytes + SMALL, _MAX_INT)  # with what a piece has beside
     return [
         ("grpc.max_receive_message_length", limit),
         ("grpc.max_send_message_length", limit),
         ("grpc.so_reuseport", 0),
         ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),
+        (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1),
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """One end of a stream: what comes, what goes, and how to end it."""
-
-    incoming: Iterator[bytes]
-    outgoing: queue.SimpleQueue[bytes | None]
-    cancel: Callable[[], Any]
 
 
 class Executor(concurrent.futures.Executor):
@@ -87,14 +77,14 @@ class Door:
         options: Options,
     ) -> None:
         self._size = size
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, Outgoing] = {}
         self._joined: dict[int, tuple[str, str, Any]] = {}
         self._changed = threading.Condition()
         self.pool = Pool(f"{name!r} server", lambda: None)
         self._server = grpc.server(Executor(self.pool), options=channel_options(options))
         methods = {
             "Join": grpc.unary_unary_rpc_method_handler(self._join),
-            "Stream": grpc.stream_stream_rpc_method_handler(self._stream),
+            "Stream": grpc.unary_stream_rpc_method_handler(self._stream_handler()),
         }
         handler = grpc.method_handlers_generic_handler(SERVICE, methods)
         self._server.add_generic_rpc_handlers((handler,))
@@ -119,8 +109,8 @@ class Door:
             )
         return f"{address.rpartition(':')[0]}:{port}"
 
-    def streams(self, ranks: set[int], seconds: float) -> dict[int, Stream]:
-        """The streams that the workers of ``ranks`` have opened.
+    def streams(self, ranks: set[int], seconds: float) -> dict[int, Outgoing]:
+        """The streams that the workers of ``ranks`` have opened, for this one to send on.
 
         Raises:
             RpcTimeoutError: not all have within ``seconds``.
@@ -136,17 +126,19 @@ class Door:
         self._server.stop(0.2).wait(1.0)
         self.pool.close(5.0)
 
-    def _stream(self, incoming: Iterator[bytes], context: Context) -> Iterator[bytes]:
-        """Carries all messages of one other worker; lasts as long as both."""
-        outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        context.add_callback(lambda: outgoing.put(None))
-        with self._changed:
-            rank = _sender(context)
-            if rank in self._streams:
-                context.abort(grpc.StatusCode.ALREADY_EXISTS, f"worker {rank} has a stream")
-            self._streams[rank] = Stream(incoming, outgoing, context.cancel)
-            self._changed.notify_all()
-        return iter(outgoing.get, None)
+    def _stream_handler(self) -> Callable[[bytes, Context, Any], None]:
+        """The handler that notes a stream, which lasts when it returns; others send on it."""
+
+        def stream(_: bytes, context: Context, send: Callable[[bytes | None], None]) -> None:
+            with self._changed:
+                rank = _sender(context)
+                if rank in self._streams:
+                    context.abort(grpc.StatusCode.ALREADY_EXISTS, f"worker {rank} has a stream")
+                self._streams[rank] = Outgoing(send, context)
+                self._changed.notify_all()
+
+        stream.experimental_non_blocking = True  # type: ignore[attr-defined]
+        return stream
 
     # --- joining, on worker 0 --------------------------------------------------------------------
 

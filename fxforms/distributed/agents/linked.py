@@ -56,7 +56,7 @@ class Link(Protocol):
 _PATIENCE = 0.01  # seconds that a short request may keep its link from receiving
 
 
-class _Turn:
+class Turn:
     """The right to receive from a link, of a thread that answers a request from it meanwhile."""
 
     def __init__(self, pass_on: Callable[[], None]) -> None:
@@ -71,6 +71,12 @@ class _Turn:
             if not self.passed:
                 self._pass_on()
                 self.passed = True
+
+    def over(self) -> bool:
+        """The request is answered: True if another thread receives, else none ever will."""
+        with self._lock:
+            passed, self.passed = self.passed, True
+        return passed
 
     def end_if_long(self) -> None:
         """Have another thread receive, if the request takes long."""
@@ -95,7 +101,7 @@ class LinkedAgent(RpcAgent):
         self._links = {link.peer.id: link for link in self._all}
         self._ended = threading.Semaphore(0)
         self._thread = threading.local()
-        self._turns: dict[int, _Turn] = {}
+        self._turns: dict[int, Turn] = {}
         self.on_tick.append(self._end_long_turns)
         for link in self._all:
             self.pool.submit(self._receive, link)
@@ -136,15 +142,15 @@ class LinkedAgent(RpcAgent):
 
     def _serve_in_turn(self, link: Link, message: Message) -> bool:
         """Answer a request; True if another thread receives from the link by then."""
-        turn = _Turn(lambda: self.pool.submit(self._receive, link))
+        turn = Turn(lambda: self.pool.submit(self._receive, link))
         self._thread.turn = self._turns[id(link)] = turn
         try:
             self._serve(link.peer, message)
-            return turn.passed
         finally:
             self._thread.turn = None
             if self._turns.get(id(link)) is turn:
                 del self._turns[id(link)]
+        return turn.over()
 
     def before_waiting(self) -> None:
         turn = getattr(self._thread, "turn", None)
