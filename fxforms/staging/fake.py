@@ -163,7 +163,8 @@ def new_input(mode: FakeTensorMode, tensor: torch.Tensor, name: str) -> torch.Te
 
 def stand_in(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     """The fake tensor for a real one, always the same."""
-    made: torch.Tensor = mode.from_tensor(tensor, static_shapes=True)
+    with DisableTorchFunction():  # what the conversion asks of it is not asked by the function
+        made: torch.Tensor = mode.from_tensor(tensor, static_shapes=True)
     return made
 
 
