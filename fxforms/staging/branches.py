@@ -121,7 +121,7 @@ def choose(
     unique = list({id(x): x for x in operands}.values())
     order = [next(i for i, x in enumerate(unique) if x is operand) for operand in operands]
     mode = fake.mode_of([pred, *operands])
-    fakes = [x.detach() if fake.is_fake(x) else mode.from_tensor(x) for x in unique]
+    fakes = [x.detach() if fake.is_fake(x) else fake.stand_in(mode, x) for x in unique]
     both = [Branch(lambda *xs, f=f: f(*[xs[i] for i in order]), fakes) for f in branches]
     if again and any(branch.draws() for branch in both):
         raise TraceError(

@@ -7,7 +7,6 @@ traced; all of them are compiled to one function, since they are compared at eve
 from __future__ import annotations
 
 import functools
-import math
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,9 +14,9 @@ from typing import Any
 import torch
 
 from fxforms._tree import flatten, is_atom
+from fxforms.staging.plain_values import SIMPLE, same, snapshot
 from fxforms.staging.reads import Read, is_installed, is_library, reads_of
 
-_SIMPLE = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size)
 _CONTAINERS = (tuple, list, dict, set, frozenset)
 _missing = object()
 
@@ -25,27 +24,6 @@ _missing = object()
 def is_builtin(value: object) -> bool:
     """True for a function written in C, such as those of torch."""
     return isinstance(value, types.BuiltinFunctionType)
-
-
-def same(value: object, known: object) -> bool:
-    """True if two plain values are equal, of one type and one sign; NaN equals itself."""
-    if value is known:
-        return True
-    return (
-        type(value) is type(known) and value == known and is_negative(value) == is_negative(known)
-    )
-
-
-def is_negative(value: object) -> bool:
-    """True for a float below zero, and for -0.0."""
-    return type(value) is float and math.copysign(1.0, value) < 0
-
-
-def snapshot(container: Any) -> tuple[Any, ...]:
-    """The contents of a container, comparable: tensors and other objects by identity."""
-    leaves, spec = flatten(container)
-    contents = [x if isinstance(x, _SIMPLE) else id(x) for x in leaves]
-    return (spec, [(type(x), c, is_negative(x)) for x, c in zip(leaves, contents)])
 
 
 def has_fields(value: Any) -> bool:
@@ -88,6 +66,12 @@ class Captures:
                 self.walk(value)
         self.settle()
 
+    def note_gradients(self, tensors: Sequence[torch.Tensor]) -> None:
+        """The ``.grad`` of ``tensors`` is read."""
+        self._label = ".grad of a captured tensor"
+        for tensor in tensors:
+            self._check(f"{self._name(tensor)}.grad is {self._name(tensor.grad)}")
+
     def settle(self) -> None:
         """Drop the variables that have another value now: the function itself changed them."""
         self._checks = {x: label for x, label in self._checks.items() if self._holds(x)}
@@ -122,7 +106,7 @@ class Captures:
 
     def note(self, text: str, value: Any) -> None:
         """The variable ``text`` is read and holds ``value``."""
-        if isinstance(value, _SIMPLE):
+        if isinstance(value, SIMPLE):
             constant = value is None or isinstance(value, bool)
             check = f"{text} is {value!r}" if constant else f"same({text}, {self._name(value)})"
             self._check(check)
@@ -144,7 +128,7 @@ class Captures:
             self.holders.append((self._label, value))
         self._check(f"snapshot({text}) == {self._name(snapshot(value))}")
         for leaf in leaves:
-            if not isinstance(leaf, _SIMPLE):
+            if not isinstance(leaf, SIMPLE):
                 self._name(leaf)  # alive, so that its id stays its own
                 self.walk(leaf)
                 self._note_fields(leaf)
@@ -187,7 +171,7 @@ class Captures:
     def _walk_held(self, values: tuple[Any, ...]) -> None:
         """Values that are bound for good; what they hold may change."""
         for value in values:
-            if not isinstance(value, _SIMPLE):
+            if not isinstance(value, SIMPLE):
                 self.note(self._name(value), value)
                 self._note_fields(value)
 
@@ -286,7 +270,7 @@ class Captures:
 
     def _follow_attributes(self, text: str, value: Any, attributes: tuple[str, ...]) -> None:
         for attribute in attributes:
-            if isinstance(value, (torch.Tensor, *_SIMPLE)):
+            if isinstance(value, (torch.Tensor, *SIMPLE)):
                 return
             covered = isinstance(value, torch.nn.Module)
             found = getattr(value, attribute, _missing)

@@ -43,16 +43,23 @@ def mapped(program: Source, info: Any, in_dims: tuple[int | None, ...]) -> FlatF
     return vmap(flat(program), in_dims=in_dims, randomness=info.randomness)
 
 
-def both_of(program: Source, mask: tuple[bool, ...], plain: bool) -> Any:
+def both_of(
+    program: Source, mask: tuple[bool, ...], plain: bool, sources: list[set[int]] | None = None
+) -> Any:
     """``(outputs, gradients)`` from the inputs and the cotangents of the inexact outputs.
 
     ``plain``: as plain autograd takes them, with gradients of captured tensors after those of the
     inputs in ``mask``. Else as a grad level takes them.
+
+    ``sources`` is given, for each gradient that plain autograd takes, the inexact outputs that it
+    comes from.
     """
-    return _plain_gradients(program, mask) if plain else gradients(flat(program), mask)
+    if not plain:
+        return gradients(flat(program), mask)
+    return _plain_gradients(program, mask, [] if sources is None else sources)
 
 
-def _plain_gradients(program: Source, mask: tuple[bool, ...]) -> Any:
+def _plain_gradients(program: Source, mask: tuple[bool, ...], sources: list[set[int]]) -> Any:
     function = flat(program)
 
     def both(primals: Tensors, cotangents: Tensors) -> tuple[Tensors, Tensors]:
@@ -61,16 +68,45 @@ def _plain_gradients(program: Source, mask: tuple[bool, ...]) -> Any:
             outputs = function(*inputs)
             wanted = [x for x, is_chosen in zip(inputs, mask) if is_chosen]
             wanted += [x for x in program.traced.captured if x.requires_grad]
-            pairs = zip([x for x in outputs if is_inexact(x)], cotangents)
-            recorded = [(x, ct) for x, ct in pairs if x.requires_grad]
+            inexact = [x for x in outputs if is_inexact(x)]
+            recorded = [(x, ct) for x, ct in zip(inexact, cotangents) if x.requires_grad]
             outs, cts = [x for x, _ in recorded], [ct for _, ct in recorded]
+            reached = [edges_behind(x) if x.requires_grad else set() for x in inexact]
             found = substrate.run_backward(outs, cts, wanted, True, True) if outs else ()
         given = found or [None] * len(wanted)
+        sources[:] = [
+            {i for i, behind in enumerate(reached) if g is not None and edge_of(x) in behind}
+            for x, g in zip(wanted, given)
+        ]
         return outputs, tuple(
             [torch.zeros_like(x) if g is None else g for g, x in zip(given, wanted)]
         )
 
     return both
+
+
+Edge = tuple[Any, int]
+
+
+def edge_of(tensor: torch.Tensor) -> Edge:
+    """Where a gradient of ``tensor`` arrives in the graph of plain autograd."""
+    edge = torch.autograd.graph.get_gradient_edge(tensor)
+    return edge.node, edge.output_nr
+
+
+def edges_behind(tensor: torch.Tensor) -> set[Edge]:
+    """Every place of the graph that a gradient of ``tensor`` passes through."""
+    waiting = [edge_of(tensor)]
+    seen: set[Edge] = set(waiting)
+    visited: set[Any] = set()
+    while waiting:
+        node = waiting.pop()[0]
+        if node not in visited:
+            visited.add(node)
+            onward = [(x, place) for x, place in node.next_functions if x is not None]
+            seen.update(onward)
+            waiting += onward
+    return seen
 
 
 def _leaf(tensor: torch.Tensor) -> torch.Tensor:
@@ -91,6 +127,8 @@ class Parts(NamedTuple):
         backward: takes the residuals and the cotangents of the inexact outputs.
         written: the captured tensors that the function changes.
         differentiable: for each output, whether a gradient depends on it.
+        sources: for each gradient of plain autograd, the inexact outputs that it comes from. One
+            that no cotangent reaches is None, as in eager.
     """
 
     forward: Any
@@ -98,6 +136,7 @@ class Parts(NamedTuple):
     tokens: int
     written: list[torch.Tensor]
     differentiable: list[bool]
+    sources: list[set[int]]
 
 
 class NoParts(NamedTuple):
@@ -110,7 +149,8 @@ def joint_parts(
     program: Source, mask: tuple[bool, ...], operands: Sequence[torch.Tensor], plain: bool
 ) -> Parts:
     """Trace outputs and gradients together, and cut where the least is kept."""
-    both = both_of(program, mask, plain)
+    sources: list[set[int]] = []
+    both = both_of(program, mask, plain, sources)
     like = [dense(x) for x in program.traced.output_examples() if is_inexact(x)]
     count, inputs = program.traced.outputs, len(mask)
 
@@ -130,4 +170,5 @@ def joint_parts(
         traced.tokens,
         [traced.captured[i - inputs - len(like)] for i in traced.written],
         differentiable,
+        sources,
     )

@@ -38,7 +38,8 @@ class Outputs:
             self.leaves = [None if isinstance(x, torch.Tensor) else x for x in leaves]
             self.where = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
             self.single = isinstance(output, torch.Tensor)
-            self.flat = type(output) is tuple and len(self.where) == len(output)
+            members = output if type(output) is tuple else [None]
+            self.flat = all(isinstance(x, torch.Tensor) for x in members)
         return tuple([x for x in leaves if isinstance(x, torch.Tensor)])
 
     def restore(self, tensors: Sequence[torch.Tensor]) -> Any:
@@ -87,7 +88,7 @@ class Entry:
         self.answer: Callable[[Sequence[torch.Tensor]], Any] = self.run
         traced = program.traced
         self.layouts = [layout(x) for x in traced.captured]
-        self.plain = not traced.written and all(i is None for i in traced.returned)
+        self.plain = not (traced.written or traced.turned) and set(traced.returned) <= {None}
         self.direct, self.donated = program, donated
         if donated and self.plain:
             self.direct = program.part("donating", donating(traced, donated))
@@ -102,12 +103,13 @@ class Entry:
         except Exception:  # a variable is gone
             return False
 
-    def arm(self, call: Call, dynamic: bool) -> None:
+    def arm(self, call: Call) -> None:
         """Let the quick checks answer the next call like this one, in a process like now."""
         captured = tuple(self.program.traced.captured)
         everything = [*call.tensors, *captured]
         sizes = [[None] * x.dim() for x in call.tensors] + [list(x.shape) for x in captured]
-        check = guards.tensor_guard(everything, sizes if dynamic else None)
+        symbols = self.program.traced.serves is not None
+        check = guards.tensor_guard(everything, sizes if symbols else None)
         self.accepts = acceptance(check, guards.state_guard(), self, captured)
         like = self.accepts  # whether operands share memory is no part of the signature
         if self.program.traced.written:
@@ -140,10 +142,18 @@ class Entry:
         traced = self.program.traced
         targets = [*tensors, *traced.captured]
         for index, value in zip(traced.written, traced.written_values(results)):
-            targets[index].copy_(value)
+            write(targets[index], value)
+        for index, flag in traced.turned.items():
+            targets[index].requires_grad_(flag)
         values = results[: traced.outputs]
         same = [x if i is None else targets[i] for x, i in zip(values, traced.returned)]
         return self.outputs.restore(same)
+
+
+def write(target: torch.Tensor, value: torch.Tensor) -> None:
+    """Give ``target`` these numbers; the trace has shown that a leaf is written to unrecorded."""
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not target.is_leaf):
+        target.copy_(value)
 
 
 def is_alone(tensors: Sequence[torch.Tensor]) -> Callable[[int], bool]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -38,11 +37,12 @@ from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fxforms import _substrate as substrate
+from fxforms.staging.locks import Lock
 
 __all__ = ["DispatchMode", "disable_proxy_modes_tracing"]
 
 # The tracer changes methods of nn.Module while it runs, so one thread traces at a time.
-tracer_lock = threading.RLock()
+tracer_lock = Lock(steady=True)
 
 MAX_REMEMBERED = 10_000
 
@@ -170,7 +170,8 @@ def new_input(mode: FakeTensorMode, tensor: torch.Tensor, name: str) -> torch.Te
 
 def stand_in(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     """The fake tensor for a real one, always the same."""
-    made: torch.Tensor = mode.from_tensor(tensor, static_shapes=True)
+    with DisableTorchFunction():  # what the conversion asks of it is not asked by the function
+        made: torch.Tensor = mode.from_tensor(tensor, static_shapes=True)
     return made
 
 

@@ -9,7 +9,9 @@ import torch
 
 from fxforms._tree import map_tensors
 from fxforms.staging import fake
+from fxforms.staging.changes import form
 
+_MISSING_TANGENT = torch.ops.aten._efficientzerotensor.default
 _FRESH = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 
 
@@ -21,6 +23,8 @@ class Lift(fake.DispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         captured: the real tensors met so far.
+        inputs: the fake inputs in their places.
+        forms: the shape and memory that each of these came with.
     """
 
     supports_higher_order_operators = True
@@ -29,7 +33,9 @@ class Lift(fake.DispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.captured: list[torch.Tensor] = []
         self._mode = mode
-        self._inputs: dict[int, torch.Tensor] = {}
+        self.inputs: list[torch.Tensor] = []
+        self.forms: list[tuple[Any, ...]] = []
+        self._places: dict[int, int] = {}
 
     def input_for(self, tensor: torch.Tensor) -> torch.Tensor:
         """The fake input that stands for ``tensor``; a fake tensor stands for itself."""
@@ -37,11 +43,17 @@ class Lift(fake.DispatchMode):  # type: ignore[no-untyped-call]
             return tensor
         if fake.is_aside():
             return fake.stand_in(self._mode, tensor)
-        if id(tensor) not in self._inputs:
-            name = f"captured_{len(self.captured)}"
-            self.captured.append(tensor)
-            self._inputs[id(tensor)] = fake.new_input(self._mode, tensor, name)
-        return self._inputs[id(tensor)]
+        if id(tensor) not in self._places:
+            self.take(tensor)
+        return self.inputs[self._places[id(tensor)]]
+
+    def take(self, tensor: torch.Tensor) -> None:
+        """Make an input of the graph that stands for ``tensor``."""
+        made = fake.new_input(self._mode, tensor, f"captured_{len(self.captured)}")
+        self._places[id(tensor)] = len(self.captured)
+        self.captured.append(tensor)
+        self.inputs.append(made)
+        self.forms.append(form(made))
 
     def __torch_dispatch__(
         self,
@@ -52,7 +64,10 @@ class Lift(fake.DispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if func not in _FRESH:
             args, kwargs = map_tensors(self.input_for, (args, kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if func is _MISSING_TANGENT:  # operators of torch read the wrong device off a fake one
+            return torch.zeros_like(result)
+        return result
 
 
 class PartLift(Lift):  # type: ignore[no-untyped-call]
@@ -63,7 +78,5 @@ class PartLift(Lift):  # type: ignore[no-untyped-call]
         if not fake.is_fake(tensor):
             return super().input_for(tensor)
         if not (fake.is_aside() or fake.is_recorded(tensor)):
-            name = f"captured_{len(self.captured)}"
-            self.captured.append(tensor)
-            fake.new_input(self._mode, tensor, name)
+            self.take(tensor)
         return tensor

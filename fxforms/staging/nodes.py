@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ def follows(program: Any, tensors: Sequence[torch.Tensor]) -> bool:
 
 def apply_plain(program: Any, operands: Tensors) -> Tensors:
     """Run ``program`` and record it in the graph of plain autograd."""
-    apply: Any = PlainNode.apply
+    apply: Any = node_of(program.__name__).apply
     result: Tensors = apply(program, len(operands), *operands, *program.traced.captured)
     return result
 
@@ -45,6 +46,7 @@ class PlainNode(torch.autograd.Function):
         needs = ctx.needs_input_grad[2:]
         ctx.program, ctx.count, ctx.wanted = program, count, needs[count:]
         ctx.mask = needs[:count]
+        ctx.set_materialize_grads(False)
         ctx.parts = parts = program.parts(ctx.mask, tensors[:count], True)
         ctx.drawn = random_state(tensors) if program.draws else None
         if isinstance(parts, NoParts):
@@ -57,6 +59,7 @@ class PlainNode(torch.autograd.Function):
         ctx.save_for_backward(*tensors[:count], *rest[len(written) :])
         constant = [x for x, moves in zip(outputs, parts.differentiable) if not moves]
         ctx.mark_non_differentiable(*constant, *tokens, *written)
+        ctx.likes = [x.new_empty(()).expand(x.shape) for x in outputs if is_inexact(x)]
         return (*outputs, *tokens, *written)
 
     @staticmethod
@@ -65,13 +68,39 @@ class PlainNode(torch.autograd.Function):
         refuse(ctx.parts)
         saved = ctx.saved_tensors
         operands, residuals = saved[: ctx.count], saved[ctx.count :]
-        given = inexact(ctx.program, cotangents)
+        arrived = inexact(ctx.program, cotangents)
+        given = [torch.zeros_like(x) if ct is None else ct for x, ct in zip(ctx.likes, arrived)]
         if follows(ctx.program, (*operands, *given)):
             found = anew(ctx, operands, given, True)
         else:
             found = ctx.parts.backward.bind(*residuals, *given)
+        present = {i for i, ct in enumerate(arrived) if ct is not None}
+        kept = [g if present & of else None for g, of in zip(found, ctx.parts.sources)]
         mask = (*ctx.mask, *ctx.wanted)
-        return None, None, *fill(mask, found, [None] * len(mask))
+        return None, None, *fill(mask, separate(kept, (*saved, *given)), [None] * len(mask))
+
+
+def separate(
+    gradients: Sequence[torch.Tensor | None], others: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """``gradients``, each in memory of its own: autograd makes them the ``.grad`` of leaves."""
+    if substrate.transforms_active():  # batched cotangents, which no leaf gets
+        return list(gradients)
+    taken = {x.untyped_storage()._cdata for x in others}
+    found: list[torch.Tensor | None] = []
+    for gradient in gradients:
+        if gradient is not None:
+            if gradient.untyped_storage()._cdata in taken:
+                gradient = gradient.clone()
+            taken.add(gradient.untyped_storage()._cdata)
+        found.append(gradient)
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def node_of(name: str) -> type[PlainNode]:
+    """The node of a function of this name, which ``grad_fn`` tells."""
+    return type(f"jit({name})", (PlainNode,), {})
 
 
 def without_derivative(ctx: Any, program: Any, tensors: Tensors) -> Tensors:
@@ -137,7 +166,7 @@ LevelNode = substrate.make_function(
 )
 
 
-def inexact(program: Any, cotangents: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def inexact(program: Any, cotangents: Sequence[Any]) -> list[Any]:
     """The cotangents of the outputs that have a derivative."""
     outputs = program.traced.output_examples()
     return [ct for x, ct in zip(outputs, cotangents) if is_inexact(x)]

@@ -93,8 +93,8 @@ SHAPE_QUERIES = frozenset(
 def drop_zero_tangents(module: GraphModule) -> GraphModule:
     """``module`` without the arithmetic on zero tangents; changed in place and returned.
 
-    It must be as it was traced: the tensor that torch makes for a missing tangent is told from a
-    zero of the user's by the unused operator that is traced beside it.
+    It must be as it was traced: ``Lift`` records what tells a missing tangent from a zero of the
+    user's.
     """
     graph = module.graph
     make_reshapes_pure(graph)
@@ -112,7 +112,7 @@ def drop_zero_tangents(module: GraphModule) -> GraphModule:
     return module
 
 
-def name_of(node: Node) -> str:
+def operator_name(node: Node) -> str:
     """The operator's name without namespace and overload; empty for what is not of ATen."""
     if isinstance(node.target, _Operator) and node.target.namespace == "aten":
         return node.target._schema.name.removeprefix("aten::").removesuffix("_copy")
@@ -175,36 +175,17 @@ def is_static(tensor: Any) -> bool:
 
 
 def missing_tangents(graph: Graph) -> Iterator[Node]:
-    """What torch put in place of tangents that are not there.
-
-    Either the zero tensor itself, or the numbers it was turned into for an operator that knows no
-    zero tensors: a scalar zero, expanded. The zero tensor then has no user.
-    """
-    unused: list[tuple[torch.Size, torch.dtype]] = []
+    """What stands for a tangent that is not there, from here on by ``zeros``."""
     for node in graph.nodes:
-        if node.target is _aten._efficientzerotensor.default:
-            if node.users:
-                yield node
-            elif is_static(value(node)):
-                unused.append((value(node).shape, value(node).dtype))
-        elif is_expanded_zero(node) and is_static(value(node)):
-            made = (value(node).shape, value(node).dtype)
-            if made in unused:
-                unused.remove(made)
-                yield node
-
-
-def is_expanded_zero(node: Node) -> bool:
-    """True for an expanded ``zeros([])`` or ``full([], 0)``."""
-    source = node.args[0] if name_of(node) == "expand" else None
-    if not isinstance(source, Node) or name_of(source) not in ("zeros", "full"):
-        return False
-    return list(source.args) in ([[]], [[], 0], [[], 0.0])
+        source: Any = node.args[0] if node.target is _aten.zeros_like.default else None
+        if isinstance(source, Node) and source.target is _aten._efficientzerotensor.default:
+            node.target, node.args, node.kwargs = _aten.zeros.default, source.args, source.kwargs
+            yield node
 
 
 def is_zero(node: Node, zeros: set[Node]) -> bool:
     """True if ``node`` is zero because of what it is computed from."""
-    name = name_of(node)
+    name = operator_name(node)
     args: Any = node.args
     if name in LINEAR and args and args[0] in zeros:
         return True
@@ -220,7 +201,7 @@ def is_zero(node: Node, zeros: set[Node]) -> bool:
 
 def replace_sum(node: Node, zeros: set[Node]) -> None:
     """Put the other terms in the place of a sum of which some are zero."""
-    name, args = name_of(node), node.args
+    name, args = operator_name(node), node.args
     if name in ("add", "sub") and any(x in zeros for x in args[:2]):
         kept = args[0] if args[1] in zeros else args[1]
         if args[1] in zeros:
@@ -274,7 +255,7 @@ def materialise(graph: Graph, zeros: set[Node]) -> None:
     for node in [node for node in graph.nodes if node in zeros]:
         users = [user for user in node.users if user not in zeros]
         like = value(node)
-        if not users or not is_static(like) or is_expanded_zero(node):
+        if not users or not is_static(like):
             continue
         with graph.inserting_before(node):
             made = graph.call_function(

@@ -16,6 +16,7 @@ from fxforms.errors import TraceError
 from fxforms.functions.opaque import ValueNeeded
 from fxforms.interpreters import below_all_levels, vmap_level
 from fxforms.staging import fake
+from fxforms.staging.changes import form, refuse_reshaped, turned
 from fxforms.staging.graphs import all_nodes, examples_of, inputs_of, is_mutable, output_of
 from fxforms.staging.identity import fold_identities
 from fxforms.staging.lift import Lift
@@ -44,6 +45,8 @@ class Traced:
         recorded: how many operators were recorded, before simplification.
         seconds: how long it took to trace.
         serves: where sizes are symbols, whether the graph serves tensors of other sizes.
+        turned: the operands whose ``requires_grad`` the function sets, and to what.
+        gradients: the captured tensors whose ``.grad`` the function reads.
     """
 
     graph: GraphModule
@@ -56,6 +59,8 @@ class Traced:
     serves: Callable[[Sequence[torch.Tensor]], bool] | None = None
     recorded: int = 0
     seconds: float = 0.0
+    turned: dict[int, bool] = field(default_factory=dict)
+    gradients: list[torch.Tensor] = field(default_factory=list)
 
     def operators(self) -> list[str]:
         """The name of each operator in the graph."""
@@ -115,18 +120,24 @@ def _trace(
     returned: list[int | None] = []
     lift, recording = Lift(mode), Recording()
     watch = TraceWatch(depth, exact)
+    flags: dict[int, bool] = {}
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        forms, before = list(map(form, tensors)), [x.requires_grad for x in tensors]
+        watch.attributes.arguments = tensors
         with recording, lift, stand_in_levels(depth if exact else 0), watch:
             outputs = function(*tensors)
-        returned.extend([position(out, tensors) for out in outputs])
-        outputs = tuple([out.detach() if out.requires_grad else out for out in outputs])
-        return tuple(map(lift.input_for, (*outputs, *recording.tokens)))
+        refuse_reshaped(tensors, forms, "an argument")
+        flags.update(turned(tensors, before))
+        results = [lift.input_for(x) for x in (*outputs, *recording.tokens)]
+        returned.extend([position(out, [*tensors, *lift.captured]) for out in outputs])
+        return tuple([x.detach() if x.requires_grad else x for x in results])
 
     with below_all_levels(), fake.tracer_lock, outside_inference_mode():
         fakes = [fake.fake_like(mode, x) for x in examples]
         graph = fake.record(run, fakes)
-        refuse_left_gradients(lift.captured)
+        refuse_left_gradients([*lift.captured, *fakes])
+        refuse_reshaped(lift.inputs, lift.forms, "a captured tensor")
         recorded = count_calls(graph)
         graph = fold_identities(drop_zero_tangents(graph))
         if any(map(is_mutable, all_nodes(graph))):
@@ -144,12 +155,14 @@ def _trace(
         fake.sizes_guard(fakes) if dynamic else None,
         recorded,
         time.perf_counter() - started,
+        flags,
+        watch.attributes.gradients,
     )
 
 
 def refuse_left_gradients(captured: Sequence[torch.Tensor]) -> None:
     """Raise TraceError if ``.backward()`` inside has left a traced tensor in a ``.grad``."""
-    left = [x for x in captured if fake.is_fake(x.grad)]
+    left = [x for x in captured if x.is_leaf and fake.is_fake(x.grad)]
     for tensor in left:
         tensor.grad = None
     if left:

@@ -15,6 +15,7 @@ from fxforms.errors import TraceError, describe
 from fxforms.functions.opaque import ValueNeeded
 from fxforms.staging import fake
 from fxforms.staging.branches import TRACER
+from fxforms.staging.changes import ATTRIBUTES, Attributes
 from fxforms.staging.reads import INSTALLED
 
 _T = torch.Tensor
@@ -53,7 +54,11 @@ class PerhapsCaptured(Exception):
 
 
 class TraceWatch(TorchFunctionMode):
-    """Refuses, by the user's line, what a traced tensor cannot do."""
+    """Refuses, by the user's line, what a traced tensor cannot do.
+
+    Attributes:
+        attributes: what is read and replaced of tensors besides their numbers.
+    """
 
     def __init__(self, depth: int, exact: bool) -> None:
         """``depth``: how many levels were active at the call of ``jit``.
@@ -62,6 +67,7 @@ class TraceWatch(TorchFunctionMode):
         """
         super().__init__()
         self.depth = depth
+        self.attributes = Attributes()
         self.refusal = CapturedTraced if exact else PerhapsCaptured
 
     def __torch_function__(
@@ -76,6 +82,10 @@ class TraceWatch(TorchFunctionMode):
                 f"{user_line()}: {_ASKS[func]} needs the value of {describe(args[0])}. {_WAYS_OUT}",
                 TRACER,
             )
+        if func in ATTRIBUTES:
+            refused = self.attributes.meet(func, args[0], is_traced(args[0]))
+            if refused:
+                raise TraceError(f"{user_line()}: {refused}")
         if func in _SHOWS and is_traced(args[0]):
             raise TraceError(
                 f"{user_line()}: printing {describe(args[0])}, which has no value while jit "

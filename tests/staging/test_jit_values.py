@@ -193,3 +193,28 @@ def test_jit_inside_over_outer_tensors_of_two_levels() -> None:
     jit = fxforms.jit
     expected = f(oracle, lambda g: g)
     both_close(f(fxforms, lambda g: jit(g, backend="eager")), expected)
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        lambda x, v: (x, (v,)),
+        lambda x, v: ((x,), v),
+        lambda x, v: (x, {"k": v}),
+        lambda x, v: (x, ((v,),)),
+        lambda x, v: [(x,), [v]],
+        lambda x, v: (x, (), (v,)),
+        lambda x, v: ((x, v),),
+        lambda x, v: (x,),
+        lambda x, v: (x, v),
+    ],
+)
+def test_containers_of_one_tensor(output: Callable[..., Any]) -> None:
+    x, v = torch.ones(3), torch.arange(3.0)
+    f = fxforms.jit(lambda x, v: output(x * 2, v + 1), backend="eager")
+    for _ in range(2):
+        found, expected = f(x, v), output(x * 2, v + 1)
+        assert repr(found) == repr(expected)
+    staged = fxforms.jit(fxforms.jacrev(lambda x: x**2, (0,)), backend="eager")(v)
+    assert type(staged) is tuple
+    assert torch.equal(staged[0], torch.diag(2 * v))
