@@ -10,8 +10,8 @@ import torch
 from fxforms._tree import map_tensors
 from fxforms.staging import fake
 from fxforms.staging.changes import form
+from fxforms.staging.simplify import MISSING_TANGENT
 
-_MISSING_TANGENT = torch.ops.aten._efficientzerotensor.default
 _FRESH = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 
 
@@ -65,7 +65,7 @@ class Lift(fake.DispatchMode):  # type: ignore[no-untyped-call]
         if func not in _FRESH:
             args, kwargs = map_tensors(self.input_for, (args, kwargs or {}))
         result = func(*args, **(kwargs or {}))
-        if func is _MISSING_TANGENT:  # operators of torch read the wrong device off a fake one
+        if func is MISSING_TANGENT:  # operators of torch read the wrong device off a fake one
             return torch.zeros_like(result)
         return result
 

@@ -84,9 +84,10 @@ def separate(
     gradients: Sequence[torch.Tensor | None], others: Sequence[torch.Tensor]
 ) -> list[torch.Tensor | None]:
     """``gradients``, each in memory of its own: autograd makes them the ``.grad`` of leaves."""
-    if substrate.transforms_active():  # batched cotangents, which no leaf gets
+    try:
+        taken = {x.untyped_storage()._cdata for x in others}
+    except NotImplementedError:  # batched cotangents, which no leaf gets
         return list(gradients)
-    taken = {x.untyped_storage()._cdata for x in others}
     found: list[torch.Tensor | None] = []
     for gradient in gradients:
         if gradient is not None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-__all__ = ["drop_zero_tangents"]
+__all__ = ["MISSING_TANGENT", "drop_zero_tangents"]
 
 _aten = torch.ops.aten
 _Operator = type(_aten.mm.default)
@@ -79,6 +79,8 @@ RESHAPING = {
     _aten.transpose_.default: _aten.transpose.int,
 }
 CHOICE = torch.ops.higher_order.cond  # its branches neither write to operands nor return them
+# What torch makes in the place of a tangent that is not there.
+MISSING_TANGENT = _aten._efficientzerotensor.default
 # What the tracer asks of a symbolic shape, where the answer is first used.
 SHAPE_QUERIES = frozenset(
     [
@@ -178,7 +180,7 @@ def missing_tangents(graph: Graph) -> Iterator[Node]:
     """What stands for a tangent that is not there, from here on by ``zeros``."""
     for node in graph.nodes:
         source: Any = node.args[0] if node.target is _aten.zeros_like.default else None
-        if isinstance(source, Node) and source.target is _aten._efficientzerotensor.default:
+        if isinstance(source, Node) and source.target is MISSING_TANGENT:
             node.target, node.args, node.kwargs = _aten.zeros.default, source.args, source.kwargs
             yield node
 

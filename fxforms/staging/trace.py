@@ -142,6 +142,7 @@ def _trace(
         graph = fold_identities(drop_zero_tangents(graph))
         if any(map(is_mutable, all_nodes(graph))):
             graph = functionalized(graph)
+        return_undetached(graph)
         written = take_writes(graph)
     sweep(graph, bool(recording.bodies))
     return Traced(
@@ -206,6 +207,21 @@ def functionalized(graph: GraphModule) -> GraphModule:
     """``graph`` without writes but for those to its inputs, which come last."""
     inputs = [x.detach() for x in examples_of(graph)]
     return fake.record(torch.func.functionalize(graph, remove="mutations"), inputs)
+
+
+def return_undetached(graph: GraphModule) -> None:
+    """Return what is computed itself: nothing records where a graph runs.
+
+    The vmap of ``torch.autograd.grad(is_grads_batched=True)`` has no rule for ``detach``.
+    """
+    output = output_of(graph)
+    results = list(output.args[0])
+    for i, node in enumerate(results):
+        source = node.args[0] if node.target is _aten.detach.default else None
+        if source is not None and source.op == "call_function" and source not in results:
+            results[i] = source
+    output.args = (tuple(results),)
+    graph.graph.eliminate_dead_code()
 
 
 def take_writes(graph: GraphModule) -> list[int]:

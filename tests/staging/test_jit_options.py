@@ -112,6 +112,7 @@ def test_the_node_tells_the_function() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")  # said once a process
 def test_tensors_that_no_graph_is_traced_for() -> None:
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     twice = jit(lambda x: x * 2)(nested)
