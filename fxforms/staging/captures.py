@@ -16,6 +16,7 @@ import torch
 from fxforms._tree import flatten, is_atom
 from fxforms.staging.plain_values import SIMPLE, same, snapshot
 from fxforms.staging.reads import Read, is_installed, is_library, reads_of
+from fxforms.staging.signature import form_of
 
 _CONTAINERS = (tuple, list, dict, set, frozenset)
 _missing = object()
@@ -51,6 +52,7 @@ class Captures:
         """
         self.tensors: list[torch.Tensor] = []
         self._names: dict[str, Any] = {"same": same, "snapshot": snapshot, "missing": _missing}
+        self._names["form_of"] = form_of
         self._bound: dict[int, str] = {}
         self._checks: dict[str, str] = {}  # an expression, and what the user calls the variable
         self._walked: set[int] = set()
@@ -71,6 +73,14 @@ class Captures:
         self._label = ".grad of a captured tensor"
         for tensor in tensors:
             self._check(f"{self._name(tensor)}.grad is {self._name(tensor.grad)}")
+
+    def note_forms(self, tensors: Sequence[torch.Tensor], compared: Sequence[torch.Tensor]) -> None:
+        """Something of ``tensors`` is read besides their numbers; ``compared`` need no check."""
+        self._label = "what a captured tensor is"
+        known = set(map(id, compared))
+        for tensor in tensors:
+            if id(tensor) not in known:
+                self._check(f"form_of({self._name(tensor)}) == {self._name(form_of(tensor))}")
 
     def settle(self) -> None:
         """Drop the variables that have another value now: the function itself changed them."""

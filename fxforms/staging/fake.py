@@ -140,7 +140,9 @@ def outside_modes() -> Iterator[None]:
 
 def new_input(mode: FakeTensorMode, tensor: torch.Tensor, name: str) -> torch.Tensor:
     """A further input of the graph that is being recorded, for a real ``tensor``."""
-    made: torch.Tensor = mode.from_tensor(tensor, static_shapes=True)
+    with outside_modes():
+        alike = tensor if tensor.is_leaf else tensor.detach()  # what is asked of a leaf alone warns
+    made: torch.Tensor = mode.from_tensor(alike, static_shapes=True)
     recorder = get_proxy_mode()
     assert recorder is not None
     graph = recorder.tracer.graph

@@ -236,6 +236,7 @@ class Jitted:
         if outputs.recorded and (program.traced.turned or not torch.is_grad_enabled()):
             raise CapturedTraced
         captures.note_gradients(program.traced.gradients)
+        captures.note_forms(program.traced.asked, program.traced.captured)
         captures.settle()
         return Entry(program, outputs, captures, self._donations(bare))
 

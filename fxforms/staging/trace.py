@@ -47,6 +47,7 @@ class Traced:
         serves: where sizes are symbols, whether the graph serves tensors of other sizes.
         turned: the operands whose ``requires_grad`` the function sets, and to what.
         gradients: the captured tensors whose ``.grad`` the function reads.
+        asked: those of which it reads anything; ``captured`` has those whose numbers it reads.
     """
 
     graph: GraphModule
@@ -61,6 +62,7 @@ class Traced:
     seconds: float = 0.0
     turned: dict[int, bool] = field(default_factory=dict)
     gradients: list[torch.Tensor] = field(default_factory=list)
+    asked: list[torch.Tensor] = field(default_factory=list)
 
     def operators(self) -> list[str]:
         """The name of each operator in the graph."""
@@ -157,6 +159,7 @@ def _trace(
         time.perf_counter() - started,
         flags,
         watch.attributes.gradients,
+        list(watch.attributes.asked.values()),
     )
 
 
