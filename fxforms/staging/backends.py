@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch.fx import GraphModule, Node
 from fxforms.staging import fake
 from fxforms.staging.diagonals import shorten_diagonals
 from fxforms.staging.graphs import examples_of
+from fxforms.staging.locks import Lock
 from fxforms.staging.merge import merge_products
 from fxforms.staging.onednn import is_faster, use_onednn
 from fxforms.staging.products import inline_products
@@ -36,7 +36,7 @@ _OPTIONS = {
     "cpp_cache_precompile_headers": False,
 }
 _tanh = torch.ops.aten.tanh.default
-_lock = threading.Lock()
+_lock = Lock()
 
 
 def compile_graph(graph: GraphModule) -> Executable:

@@ -70,7 +70,7 @@ class Callback(Primitive):
         function = self.function
         if self.method == "sequential":
             function = sequential(self.function, size, [d is not None for d in in_dims])
-        likes = [x.new_empty((size, *x.shape)) for x in self.likes]
+        likes = [x.expand(size, *x.shape) for x in self.likes]
         return Callback(self.__name__, function, likes, self.method).bind(*moved), 0
 
     def _place(self, operand: torch.Tensor, dim: int | None, size: int) -> torch.Tensor:
@@ -166,9 +166,21 @@ def pure_callback(
     operands, put = take_tensors((args, kwargs))
     function = flat_function(callback, put, out_spec)
     device = operands[0].device if operands else None
-    likes = [torch.empty(tuple(x.shape), dtype=x.dtype, device=device) for x in wanted]
+    likes = [promised(name, x, device) for x in wanted]
     outputs = Callback(name, function, likes, vmap_method).bind(*operands)
     return out_spec.unflatten(list(outputs))
+
+
+def promised(name: str, wanted: Any, device: torch.device | None) -> torch.Tensor:
+    """A tensor of the shape and dtype of ``wanted``, without memory for its elements."""
+    shape, dtype = getattr(wanted, "shape", None), getattr(wanted, "dtype", None)
+    if shape is None or not isinstance(dtype, torch.dtype):
+        raise ArgumentError(
+            f"pure_callback of {name}: result_shape holds {describe(wanted)}, which has no shape "
+            f"and torch.dtype. Give a tensor like each result, such as "
+            f'torch.empty(3, device="meta"), or what fxforms.eval_shape returns.'
+        )
+    return torch.empty((), dtype=dtype, device=device).expand(tuple(shape))
 
 
 def flat_function(
@@ -179,6 +191,12 @@ def flat_function(
     def function(*tensors: torch.Tensor) -> Tensors:
         args, kwargs = put(tensors)
         outputs, found = flatten(callback(*args, **kwargs))
+        for output in outputs:
+            if not isinstance(output, torch.Tensor):
+                raise OutputError(
+                    f"pure_callback: {name_of(callback)} returned {describe(output)}, which is no "
+                    f"tensor. Return a tensor (torch.as_tensor)."
+                )
         if found != out_spec:
             raise OutputError(
                 f"pure_callback: {name_of(callback)} returned {show(found)}, and result_shape "

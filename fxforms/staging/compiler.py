@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import itertools
+import logging
+import os
 import queue
 import threading
 import time
@@ -12,6 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from fxforms.errors import CompileWarning
+from fxforms.staging.locks import Lock
+
+logger = logging.getLogger("fxforms.jit")
 
 
 class Compilable(Protocol):
@@ -23,9 +29,13 @@ class Compilable(Protocol):
     compiled_in: float | None
 
 
+_importing = Lock(steady=True)
+
+
 def backends() -> Any:
     """The adapter over the compiler, which is slow to import and not always used."""
-    return importlib.import_module("fxforms.staging.backends")
+    with _importing:
+        return importlib.import_module("fxforms.staging.backends")
 
 
 def compile_module(graph: Any, examples: Sequence[Any]) -> Callable[..., Any]:
@@ -34,27 +44,31 @@ def compile_module(graph: Any, examples: Sequence[Any]) -> Callable[..., Any]:
     return compiled
 
 
-def compile_now(program: Compilable) -> None:
-    """Compile ``program``; if that fails its graph goes on running, and a warning says so."""
+def compile_now(program: Compilable, told: set[str]) -> None:
+    """Compile ``program``; if that fails its graph goes on running, and a warning says so.
+
+    ``told``: the programs of the same jitted function that it was said of.
+    """
     started = time.perf_counter()
     try:
         program.executable = backends().compile_graph(program.traced.graph)
     except Exception as error:  # whatever the compiler trips over
-        warn_failed(program.__name__, error)
+        warn_failed(program.__name__, error, told)
         return
     program.compiled_in = time.perf_counter() - started
 
 
-_failed: set[str] = set()
 _NO_COMPILER = "no C++ compiler"
+_told: set[str] = set()
 
 
-def warn_failed(name: str, error: Exception) -> None:
-    """Say once a function that it is not compiled; once at all if there is no C++ compiler."""
+def warn_failed(name: str, error: Exception, told: set[str]) -> None:
+    """Say once that a program is not compiled; once at all if there is no C++ compiler."""
     without = "InvalidCxxCompiler" in f"{type(error).__name__}: {error}"
-    if name in _failed or (without and _NO_COMPILER in _failed):
+    once, subject = (_told, _NO_COMPILER) if without else (told, name)
+    if subject in once:
         return
-    _failed.add(_NO_COMPILER if without else name)
+    once.add(subject)
     reason = (str(error) or type(error).__name__).strip().splitlines()[0]
     warnings.warn(
         f"jit of {name}: the compiler failed ({type(error).__name__}: {reason}). Its traced graph "
@@ -64,28 +78,57 @@ def warn_failed(name: str, error: Exception) -> None:
     )
 
 
-_pending: queue.SimpleQueue[weakref.ref[Any]] = queue.SimpleQueue()
-_worker: threading.Thread | None = None
-_lock = threading.Lock()
+Waiting = tuple[weakref.ref[Any], set[str]]
+_lock = Lock()
 
 
-def compile_soon(program: Compilable) -> None:
-    """Compile ``program`` in the background; not at all if it is dropped before its turn."""
-    global _worker
-    _pending.put(weakref.ref(program))
-    with _lock:
-        if _worker is None or not _worker.is_alive():
-            _worker = threading.Thread(target=_work, name="fxforms.jit compiler", daemon=True)
-            _worker.start()
+class Worker:
+    """The thread that compiles. A forked child has none, and finds what was waiting."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._pending: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._waiting: dict[int, Waiting] = {}
+        self._thread: threading.Thread | None = None
+        os.register_at_fork(after_in_child=self._renew)
+
+    def put(self, program: Compilable, told: set[str]) -> None:
+        """Compile ``program`` in its turn; not at all if it is dropped before."""
+        number = next(self._numbers)
+        self._waiting[number] = weakref.ref(program), told
+        self._pending.put(number)
+        with _lock:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(
+                    target=self._work, name="fxforms.jit compiler", daemon=True
+                )
+                self._thread.start()
+
+    def _renew(self) -> None:
+        self._pending, self._thread = queue.SimpleQueue(), None
+        for number in sorted(self._waiting):
+            self._pending.put(number)
+
+    def _work(self) -> None:
+        while True:
+            number = self._pending.get()
+            ref, told = self._waiting[number]
+            program = ref()
+            if program is not None:
+                try:
+                    compile_now(program, told)
+                except Warning as warning:  # made an error, and nobody waits for this thread
+                    logger.warning("%s", warning)
+            del self._waiting[number], program
 
 
-def _work() -> None:
-    while True:
-        program = _pending.get()()
-        if program is not None:
-            compile_now(program)
-        del program
+_worker = Worker()
 
 
-def leave_as_graph(program: Compilable) -> None:
+def compile_soon(program: Compilable, told: set[str]) -> None:
+    """Compile ``program`` in the background."""
+    _worker.put(program, told)
+
+
+def leave_as_graph(program: Compilable, told: set[str]) -> None:
     """Nothing: the graph is what runs (backend="eager")."""

@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 
 from fxforms.staging.identity import KEEP_ORDER
 from fxforms.staging.products import DTYPES, call
-from fxforms.staging.simplify import is_static, name_of, value
+from fxforms.staging.simplify import is_static, operator_name, value
 
 __all__ = ["shorten_diagonals"]
 
@@ -30,7 +30,7 @@ def shorten_diagonals(module: GraphModule) -> GraphModule:
     last dim of a * b.T.
     """
     for node in list(module.graph.nodes):
-        if name_of(node) == "diagonal" and (product := product_of(node)) is not None:
+        if operator_name(node) == "diagonal" and (product := product_of(node)) is not None:
             replace(node, product)
     module.graph.eliminate_dead_code()
     module.recompile()
@@ -60,7 +60,7 @@ def origin(node: Any) -> Node | None:
             return node  # type: ignore[no-any-return]
         if node.target is operator.getitem and is_whole(node.args[0]):
             node = node.args[0].args[0]
-        elif name_of(node) in KEEP_ORDER:
+        elif operator_name(node) in KEEP_ORDER:
             node = node.args[0]
         else:
             return None
@@ -70,7 +70,7 @@ def origin(node: Any) -> Node | None:
 def is_whole(split: Node) -> bool:
     """True for a split into one part."""
     sizes: Any = split.args[1]
-    return name_of(split) == "split_with_sizes" and len(sizes) == 1
+    return operator_name(split) == "split_with_sizes" and len(sizes) == 1
 
 
 def replace(diagonal: Node, product: Node) -> None:

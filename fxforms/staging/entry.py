@@ -102,12 +102,13 @@ class Entry:
         except Exception:  # a variable is gone
             return False
 
-    def arm(self, call: Call, dynamic: bool) -> None:
+    def arm(self, call: Call) -> None:
         """Let the quick checks answer the next call like this one, in a process like now."""
         captured = tuple(self.program.traced.captured)
         everything = [*call.tensors, *captured]
         sizes = [[None] * x.dim() for x in call.tensors] + [list(x.shape) for x in captured]
-        check = guards.tensor_guard(everything, sizes if dynamic else None)
+        symbols = self.program.traced.serves is not None
+        check = guards.tensor_guard(everything, sizes if symbols else None)
         self.accepts = acceptance(check, guards.state_guard(), self, captured)
         like = self.accepts  # whether operands share memory is no part of the signature
         if self.program.traced.written:

@@ -15,9 +15,8 @@ from fxforms import _substrate as substrate
 from fxforms._tree import map_tensors
 from fxforms.errors import describe, name_of
 from fxforms.staging import fake
-from fxforms.staging.history import Trace
+from fxforms.staging.history import CacheInfo, Trace
 from fxforms.staging.jit import as_jitted
-from fxforms.staging.jitted import CacheInfo
 
 
 @dataclass
@@ -131,7 +130,8 @@ def trace(func: Callable[..., Any]) -> Callable[..., GraphModule]:
 
     def run(*args: Any, **kwargs: Any) -> GraphModule:
         jitted = as_jitted(func)
-        return jitted.trace(*args, **kwargs)
+        program: GraphModule = jitted.trace(*args, **kwargs)
+        return program
 
     return run
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -32,11 +31,12 @@ from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fxforms import _substrate as substrate
+from fxforms.staging.locks import Lock
 
 __all__ = ["DispatchMode"]
 
 # The tracer changes methods of nn.Module while it runs, so one thread traces at a time.
-tracer_lock = threading.RLock()
+tracer_lock = Lock(steady=True)
 
 MAX_REMEMBERED = 10_000
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 logger = logging.getLogger("fxforms.jit")
@@ -25,6 +24,22 @@ _STATE_PARTS = (
     "default device",
     "deterministic algorithms",
 )
+
+
+class CacheInfo(NamedTuple):
+    """How a jitted function's calls were answered.
+
+    Attributes:
+        hits: calls answered by a graph that was there.
+        misses: calls that traced one; ``trace`` and ``lower`` are no calls.
+        size: graphs kept, those of one signature and other captured values among them.
+        bound: graphs kept at most.
+    """
+
+    hits: int
+    misses: int
+    size: int
+    bound: int
 
 
 class Trace(NamedTuple):
@@ -51,21 +66,24 @@ class History:
         self.traces: deque[Trace] = deque(maxlen=MAX_EVENTS)
         self.last_key: tuple[Any, ...] | None = None
 
-    def add(self, key: tuple[Any, ...], changed: Sequence[str], entry: Any) -> None:
-        """``entry`` was traced for ``key``; ``changed``: captured variables that made it so."""
+    def add(self, key: tuple[Any, ...], before: Any, entry: Any) -> None:
+        """``entry`` was traced for ``key``; ``before``: an entry of it that did not serve."""
         traced = entry.program.traced
-        reason = why(self.last_key, key, changed)
+        reason = why(self.last_key, key, before)
         self.last_key = key
         self.traces.append(Trace(reason, traced.seconds, traced.recorded, len(traced.operators())))
         logger.info("%s: traced in %.3f s, %s", self.name, traced.seconds, reason)
 
 
-def why(last: tuple[Any, ...] | None, key: tuple[Any, ...], changed: Sequence[str]) -> str:
+def why(last: tuple[Any, ...] | None, key: tuple[Any, ...], before: Any) -> str:
     """The reason for a trace: how ``key`` differs from the one before."""
     if last is None:
         return "the first call"
-    if changed:
-        return f"a captured variable changed: {', '.join(changed)}"
+    if before is not None:
+        changed = before.captures.changed()
+        if changed:
+            return f"a captured variable changed: {', '.join(changed)}"
+        return "sizes, or a layout of a captured tensor, that the graph before does not serve"
     found = [*_structure(last, key), *_tensors(last[3], key[3])]
     states = zip(_STATE_PARTS, last[4], key[4])
     found += [f"{part}: {before} -> {now}" for part, before, now in states if before != now]

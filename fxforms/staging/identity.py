@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from fxforms.staging.simplify import name_of, substitute, value, written
+from fxforms.staging.simplify import operator_name, substitute, value, written
 
 __all__ = ["fold_identities"]
 
@@ -34,7 +34,7 @@ def fold_identities(module: GraphModule) -> GraphModule:
             continue
         if is_eye(node) or (is_reshape(node) and node.args[0] in reshaped):
             reshaped.add(node)
-        elif name_of(node) in ("mm", "addmm"):
+        elif operator_name(node) in ("mm", "addmm"):
             fold(node, [x for x in node.args if x in reshaped and is_square(x)])
     graph.eliminate_dead_code()
     module.recompile()
@@ -54,10 +54,10 @@ def is_square(node: Any) -> bool:
 
 def is_reshape(node: Node) -> bool:
     """True for another shape of the same elements in the same order; ``cat`` of one tensor too."""
-    if name_of(node) == "cat" and len(node.args[0]) == 1:  # type: ignore[arg-type]
+    if operator_name(node) == "cat" and len(node.args[0]) == 1:  # type: ignore[arg-type]
         node.replace_all_uses_with(node.args[0][0])  # type: ignore[index, arg-type]
         return False
-    return name_of(node) in KEEP_ORDER
+    return operator_name(node) in KEEP_ORDER and node.target is not _aten.view.dtype
 
 
 def fold(node: Node, identities: list[Any]) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from fxforms.errors import ArgumentError, name_of
+from fxforms.errors import ArgumentError, describe, name_of
 from fxforms.staging import compiler
 from fxforms.staging.jitted import Jitted
+from fxforms.staging.method import Method
 
-_START: dict[tuple[str, str], Callable[[Any], None]] = {
+_Kind = inspect.Parameter
+
+_START: dict[tuple[str, str], Callable[..., None]] = {
     ("inductor", "background"): compiler.compile_soon,
     ("inductor", "wait"): compiler.compile_now,
     ("eager", "background"): compiler.leave_as_graph,
@@ -53,7 +57,8 @@ def jit(
         called under any transform, which is then taken of ``func`` and staged as well.
 
     Raises:
-        ArgumentError: an option is unknown, or an argument is neither tensor nor hashable.
+        ArgumentError: ``func`` is no function, an option is unknown or names no argument, or an
+            argument is neither tensor nor hashable.
         TraceError: ``func`` asks for the value of a traced tensor.
 
     Example:
@@ -72,15 +77,21 @@ def jit(
             backend=backend,
             compile=compile,
         )
+    if not callable(func):
+        raise ArgumentError(
+            f"jit takes a function, got {describe(func)}. Options are given by name: "
+            f"jit(f, static_argnums=1)."
+        )
     if (backend, compile) not in _START:
         raise ArgumentError(
             f"jit of {name_of(func)}: backend={backend!r}, compile={compile!r}. The backends are "
             f"'inductor' and 'eager'; compile is 'background' or 'wait'."
         )
-    argnames = (static_argnames,) if isinstance(static_argnames, str) else static_argnames
+    argnames = frozenset([static_argnames] if isinstance(static_argnames, str) else static_argnames)
     static, donated = positions(static_argnums), positions(donate_argnums)
-    start = _START[backend, compile]
-    return Jitted(func, static, frozenset(argnames), donated, dynamic, start)
+    check_options(func, static | donated, argnames)
+    start = functools.partial(_START[backend, compile], told=set())
+    return Jitted(func, static, argnames, donated, dynamic, start)
 
 
 def positions(argnums: int | Iterable[int]) -> frozenset[int]:
@@ -88,7 +99,33 @@ def positions(argnums: int | Iterable[int]) -> frozenset[int]:
     return frozenset([argnums] if isinstance(argnums, int) else argnums)
 
 
-def as_jitted(func: Callable[..., Any]) -> Jitted:
+def check_options(func: Callable[..., Any], nums: frozenset[Any], names: frozenset[Any]) -> None:
+    """Raise ArgumentError for a position or a name that ``func`` has no argument for."""
+    try:
+        parameters = inspect.signature(func).parameters
+    except (TypeError, ValueError):  # a function in C tells no signature
+        return
+    kinds = [x.kind for x in parameters.values()]
+    count = sum(kind in (_Kind.POSITIONAL_ONLY, _Kind.POSITIONAL_OR_KEYWORD) for kind in kinds)
+    if _Kind.VAR_POSITIONAL not in kinds:
+        for num in nums:
+            if not isinstance(num, int) or not -count <= num < count:
+                raise ArgumentError(
+                    f"jit of {name_of(func)}: there is no argument at position {num!r} for "
+                    f"static_argnums or donate_argnums; the function takes {count} by position."
+                )
+    if _Kind.VAR_KEYWORD not in kinds:
+        for name in names:
+            if name not in parameters:
+                raise ArgumentError(
+                    f"jit of {name_of(func)}: static_argnames has {name!r}, and the arguments "
+                    f"are {', '.join(parameters) or 'none'}."
+                )
+
+
+def as_jitted(func: Callable[..., Any]) -> Jitted | Method:
     """``func`` if it is a jitted function, else one of it that is only traced."""
-    jitted: Jitted = func if isinstance(func, Jitted) else jit(func, backend="eager")
+    if isinstance(func, Jitted | Method):
+        return func
+    jitted: Jitted = jit(func, backend="eager")
     return jitted

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NoReturn
 
 import torch
 from torch.fx import GraphModule
@@ -17,8 +16,10 @@ from fxforms.staging import compiler
 from fxforms.staging.captures import Captures
 from fxforms.staging.changes import holders, refuse_changed
 from fxforms.staging.entry import Entry, Outputs, never
-from fxforms.staging.history import History
+from fxforms.staging.history import CacheInfo, History
 from fxforms.staging.leaks import without_leaks
+from fxforms.staging.locks import Lock
+from fxforms.staging.method import Method
 from fxforms.staging.program import Program
 from fxforms.staging.signature import (
     Call,
@@ -35,22 +36,6 @@ MAX_ENTRIES = 256
 MAX_VARIANTS = 8
 _compiling = torch.compiler.is_dynamo_compiling
 _outside_graph: Callable[[Any], Any] = torch.compiler.disable
-
-
-class CacheInfo(NamedTuple):
-    """How a jitted function's calls were answered.
-
-    Attributes:
-        hits: calls answered by a graph that was there.
-        misses: calls that traced.
-        size: graphs kept.
-        bound: graphs kept at most.
-    """
-
-    hits: int
-    misses: int
-    size: int
-    bound: int
 
 
 class Jitted:
@@ -70,7 +55,7 @@ class Jitted:
         self._static, self._donated = (argnums, argnames), donated
         self._dynamic = dynamic
         self._start = start
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self.history = History(name_of(function))
         self.clear_cache()
 
@@ -78,6 +63,8 @@ class Jitted:
         """Forget every traced signature."""
         with self._lock:
             self._entries: OrderedDict[Any, list[Entry]] = OrderedDict()
+            self._numbered: set[Any] = set()
+            self._refused: OrderedDict[Any, Captures] = OrderedDict()
             self._hits = self._misses = 0
             self.history.last_key = None
             self._forget()
@@ -89,13 +76,15 @@ class Jitted:
 
     def cache_info(self) -> CacheInfo:
         """Hits, misses, and how many graphs are kept of how many at most."""
-        size = sum(map(len, self._entries.values()))
-        return CacheInfo(self._hits, self._misses, size, MAX_ENTRIES)
+        return CacheInfo(self._hits, self._misses, self._size(), MAX_ENTRIES)
+
+    def _size(self) -> int:
+        return sum(map(len, self._entries.values()))
 
     def entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         """The traced signature that serves these arguments."""
         try:
-            return self._entry(take_apart(args, kwargs, *self._static))
+            return self._entry(take_apart(args, kwargs, *self._static))[0]
         except CapturedTraced:
             raise TraceError(
                 f"jit of {name_of(self._function)}: the function uses a tensor of a transform "
@@ -116,7 +105,7 @@ class Jitted:
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """As a method: bound to its object, which is then static."""
-        return self if instance is None else functools.partial(self, instance)
+        return self if instance is None else Method(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function at these arguments."""
@@ -145,14 +134,15 @@ class Jitted:
         if not all(map(is_plain, call.tensors)) or carries_tangent(call.tensors):
             return self._function(*args, **kwargs)
         try:
-            entry = self._entry(call)
+            entry, fresh = self._entry(call)
         except CapturedTraced:
             return self._function(*args, **kwargs)
+        self._misses, self._hits = self._misses + fresh, self._hits + (not fresh)
         if substrate.transforms_active():
             return self._under_levels(entry, call, args, kwargs)
         if entry.program.traced.written and not entry.may_write(call.tensors):
             return self._function(*args, **kwargs)
-        entry.arm(call, self._is_dynamic(call))
+        entry.arm(call)
         self._remember(entry, call, len(args), bool(kwargs))
         return entry.answer(call.tensors)
 
@@ -183,35 +173,67 @@ class Jitted:
         if not named and count == len(call.tensors) == len(call.where) and not call.fixed:
             self._last = (count, entry.accepts, entry.answer)
 
-    def _entry(self, call: Call) -> Entry:
-        """The graph for this signature, traced now if there is none."""
-        dynamic = self._is_dynamic(call)
-        key = key_of(self._function, call, dynamic)
+    def _entry(self, call: Call) -> tuple[Entry, bool]:
+        """The graph for this signature, traced now if there is none; and whether it was."""
+        symbols = self._dynamic and not is_followed(call.tensors)
+        key = key_of(self._function, call, symbols)
         with self._lock:
-            known = self._entries.setdefault(key, [])
-            self._entries.move_to_end(key)
-            for entry in known:
-                if entry.serves(call.tensors):
-                    self._hits += 1
-                    return entry
-            try:
-                entry = self._trace(call, dynamic)
-            except BaseException:
-                if not known:
-                    del self._entries[key]
-                raise
-            self._misses += 1
-            self.history.add(key, [x for old in known[-1:] for x in old.captures.changed()], entry)
-            del known[: -MAX_VARIANTS + 1]
-            known.append(entry)
-            while len(self._entries) > MAX_ENTRIES:
-                self._entries.popitem(last=False)
-            return entry
+            refused = self._refused.get(key)
+            if refused is not None and holds(refused):
+                raise CapturedTraced
+            if not symbols:
+                return self._find(key, call)
+            if key not in self._numbered:
+                known = self._known(key, call)
+                entry = known or self._trace_symbols(key, call)
+                if entry is not None:
+                    return (entry, False) if known else self._add(key, entry)
+            found = self._find(key_of(self._function, call, False), call)
+            self._numbered.add(key)
+            return found
 
-    def _is_dynamic(self, call: Call) -> bool:
-        """Whether sizes are symbols: not where a derivative is staged as well."""
-        followed = substrate.transforms_active() or any(x.requires_grad for x in call.tensors)
-        return self._dynamic and not followed
+    def _find(self, key: Any, call: Call) -> tuple[Entry, bool]:
+        """The same for sizes that are numbers."""
+        known = self._known(key, call)
+        return (known, False) if known else self._add(key, self._trace(call, False))
+
+    def _known(self, key: Any, call: Call) -> Entry | None:
+        """The graph of an earlier call."""
+        found = self._entries.get(key, ())
+        entry = next((entry for entry in found if entry.serves(call.tensors)), None)
+        if entry is not None:
+            self._entries.move_to_end(key)
+        return entry
+
+    def _add(self, key: Any, entry: Entry) -> tuple[Entry, bool]:
+        """``entry``, remembered, and True."""
+        known = self._entries.setdefault(key, [])
+        self._entries.move_to_end(key)
+        self.history.add(key, known[-1] if known else None, entry)
+        del known[: -MAX_VARIANTS + 1]
+        known.append(entry)
+        while self._size() > MAX_ENTRIES:
+            self._entries.popitem(last=False)
+        return entry, True
+
+    def _trace_symbols(self, key: Any, call: Call) -> Entry | None:
+        """The graph for symbols as sizes; None where each size needs a graph of its own.
+
+        So where torch asks for a number, where plain autograd differentiates with respect to what
+        is captured, and where Python is called, which knows no symbols.
+        """
+        variants = self._entries.get(key, [])
+        if len(variants) >= MAX_VARIANTS and variants[0].captures.unchanged():
+            return None
+        try:
+            entry = self._trace(call, True)
+        except CapturedTraced:
+            raise
+        except Exception:  # torch says in many ways that it wants a number; else it comes again
+            return None
+        traced = entry.program.traced
+        differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in traced.captured)
+        return None if differentiated or any(body.likes for body in traced.bodies) else entry
 
     def _trace(self, call: Call, dynamic: bool) -> Entry:
         objects = static_objects(self._function, *put_together(call, call.tensors, *self._static))
@@ -234,11 +256,21 @@ class Jitted:
             lambda: Program.of(name, flat, call.tensors, self._start, dynamic),
         )
         if outputs.recorded and (program.traced.turned or not torch.is_grad_enabled()):
-            raise CapturedTraced
+            self._refuse(call, captures)
         captures.note_gradients(program.traced.gradients)
         captures.note_forms(program.traced.asked, program.traced.captured)
         captures.settle()
         return Entry(program, outputs, captures, self._donations(bare))
+
+    def _refuse(self, call: Call, captures: Captures) -> NoReturn:
+        """Run the function as it is, for every call like this one."""
+        if not substrate.transforms_active():  # levels are no part of a key
+            key = key_of(self._function, call, self._dynamic and not is_followed(call.tensors))
+            captures.settle()
+            self._refused[key] = captures
+            if len(self._refused) > MAX_ENTRIES:
+                self._refused.popitem(last=False)
+        raise CapturedTraced
 
     def _donations(self, call: Call) -> list[int]:
         """Which tensors of the call are donated."""
@@ -247,6 +279,19 @@ class Jitted:
         likes = [torch.empty(0)] * sum(call.where)
         args, _ = put_together(call, likes, *self._static)
         return tensors_of(args, self._donated)
+
+
+def holds(captures: Captures) -> bool:
+    """True while no captured variable has changed."""
+    try:
+        return captures.unchanged()
+    except Exception:  # a variable is gone
+        return False
+
+
+def is_followed(tensors: Sequence[torch.Tensor]) -> bool:
+    """True if a derivative of a call on ``tensors`` is staged as well."""
+    return substrate.transforms_active() or any(x.requires_grad for x in tensors)
 
 
 def carries_tangent(tensors: Sequence[torch.Tensor]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ def follows(program: Any, tensors: Sequence[torch.Tensor]) -> bool:
 
 def apply_plain(program: Any, operands: Tensors) -> Tensors:
     """Run ``program`` and record it in the graph of plain autograd."""
-    apply: Any = PlainNode.apply
+    apply: Any = node_of(program.__name__).apply
     result: Tensors = apply(program, len(operands), *operands, *program.traced.captured)
     return result
 
@@ -76,7 +77,30 @@ class PlainNode(torch.autograd.Function):
         present = {i for i, ct in enumerate(arrived) if ct is not None}
         kept = [g if present & of else None for g, of in zip(found, ctx.parts.sources)]
         mask = (*ctx.mask, *ctx.wanted)
-        return None, None, *fill(mask, kept, [None] * len(mask))
+        return None, None, *fill(mask, separate(kept, (*saved, *given)), [None] * len(mask))
+
+
+def separate(
+    gradients: Sequence[torch.Tensor | None], others: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """``gradients``, each in memory of its own: autograd makes them the ``.grad`` of leaves."""
+    if substrate.transforms_active():  # batched cotangents, which no leaf gets
+        return list(gradients)
+    taken = {x.untyped_storage()._cdata for x in others}
+    found: list[torch.Tensor | None] = []
+    for gradient in gradients:
+        if gradient is not None:
+            if gradient.untyped_storage()._cdata in taken:
+                gradient = gradient.clone()
+            taken.add(gradient.untyped_storage()._cdata)
+        found.append(gradient)
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def node_of(name: str) -> type[PlainNode]:
+    """The node of a function of this name, which ``grad_fn`` tells."""
+    return type(f"jit({name})", (PlainNode,), {})
 
 
 def without_derivative(ctx: Any, program: Any, tensors: Tensors) -> Tensors:

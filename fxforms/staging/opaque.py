@@ -58,7 +58,7 @@ class Body:
 
     Attributes:
         number: its number in the table.
-        likes: outputs to go by.
+        likes: outputs to go by, without their memory.
         rebuild: puts outputs in the structure that the function returns; in a list if it has not
             run, for its outputs were promised.
     """
@@ -75,7 +75,10 @@ class Body:
         self.tensors, self._arguments = take_tensors(operands)
         self.rebuild: Callable[[Sequence[torch.Tensor]], Any] = list  # until a run tells more
         self.number = next(_numbers)
-        self.likes = list(likes) if likes is not None else self._try(self.tensors)
+        found = likes if likes is not None else self._try(self.tensors)
+        self.likes = [
+            torch.empty((), dtype=x.dtype, device=x.device).expand(x.shape) for x in found
+        ]
         _bodies[self.number] = self
 
     def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

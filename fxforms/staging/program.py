@@ -12,7 +12,6 @@ computes the forward pass anew, so it has exact derivatives of any order.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -24,13 +23,14 @@ from fxforms.functions.inline import recorded
 from fxforms.interpreters import Primitive
 from fxforms.staging.derivatives import NoParts, flat, joint_parts, mapped, pullback
 from fxforms.staging.draws import draws
+from fxforms.staging.locks import Lock
 from fxforms.staging.nodes import apply_at_level, apply_plain
 from fxforms.staging.trace import Executable, Traced, trace
 from fxforms.staging.watch import CapturedTraced
 from fxforms.transforms.flat import FlatFunction, is_inexact, pushforward
 
 MAX_DERIVED = 64
-_keeping = threading.Lock()
+_keeping = Lock()
 
 
 class Program(Primitive):

@@ -167,6 +167,7 @@ def state() -> tuple[Any, ...]:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """False for what a graph is not traced for: a subclass, another layout, a lazy conjugate."""
-    strided = type(tensor) in _PLAIN and tensor.layout is torch.strided
-    return strided and not (tensor.is_conj() or tensor.is_neg())
+    """False for what no graph is traced for: a subclass, another layout, nested, a conjugate."""
+    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+        return False
+    return not (tensor.is_conj() or tensor.is_neg() or tensor.is_nested or tensor.is_quantized)

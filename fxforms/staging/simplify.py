@@ -111,7 +111,7 @@ def drop_zero_tangents(module: GraphModule) -> GraphModule:
     return module
 
 
-def name_of(node: Node) -> str:
+def operator_name(node: Node) -> str:
     """The operator's name without namespace and overload; empty for what is not of ATen."""
     if isinstance(node.target, _Operator) and node.target.namespace == "aten":
         return node.target._schema.name.removeprefix("aten::").removesuffix("_copy")
@@ -195,15 +195,15 @@ def missing_tangents(graph: Graph) -> Iterator[Node]:
 
 def is_expanded_zero(node: Node) -> bool:
     """True for an expanded ``zeros([])`` or ``full([], 0)``."""
-    source = node.args[0] if name_of(node) == "expand" else None
-    if not isinstance(source, Node) or name_of(source) not in ("zeros", "full"):
+    source = node.args[0] if operator_name(node) == "expand" else None
+    if not isinstance(source, Node) or operator_name(source) not in ("zeros", "full"):
         return False
     return list(source.args) in ([[]], [[], 0], [[], 0.0])
 
 
 def is_zero(node: Node, zeros: set[Node]) -> bool:
     """True if ``node`` is zero because of what it is computed from."""
-    name = name_of(node)
+    name = operator_name(node)
     args: Any = node.args
     if name in LINEAR and args and args[0] in zeros:
         return True
@@ -219,7 +219,7 @@ def is_zero(node: Node, zeros: set[Node]) -> bool:
 
 def replace_sum(node: Node, zeros: set[Node]) -> None:
     """Put the other terms in the place of a sum of which some are zero."""
-    name, args = name_of(node), node.args
+    name, args = operator_name(node), node.args
     if name in ("add", "sub") and any(x in zeros for x in args[:2]):
         kept = args[0] if args[1] in zeros else args[1]
         if args[1] in zeros:

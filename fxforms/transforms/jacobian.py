@@ -50,9 +50,12 @@ def basis(tensors: Sequence[torch.Tensor], start: int, stop: int) -> list[torch.
 
 def chunks(total: int, chunk_size: int | None) -> Iterator[tuple[int, int]]:
     """The bounds of pieces of at most ``chunk_size`` rows; one piece if that is None."""
-    step = chunk_size or max(total, 1)
-    for start in range(0, total, step):
-        yield start, min(start + step, total)
+    if chunk_size is None:  # no loop: the total may be a symbol
+        if total:
+            yield 0, total
+        return
+    for start in range(0, total, chunk_size):
+        yield start, min(start + chunk_size, total)
 
 
 def pull_rows(pullback: Pullback, rows: list[torch.Tensor]) -> list[torch.Tensor]:

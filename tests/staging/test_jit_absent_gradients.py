@@ -88,3 +88,23 @@ def test_a_second_derivative_keeps_them_out() -> None:
     first.sum().backward()
     assert b.grad is None
     assert torch.equal(a.grad, 6 * a.detach())
+
+
+def test_gradients_have_memory_of_their_own() -> None:
+    """Equal ones too, and one that is the cotangent or a saved tensor: each becomes a ``.grad``."""
+    a, b, w, x = leaf(), leaf(), leaf(), torch.ones(2)
+    f = fxforms.jit(lambda a, b: (a + b + w * x, w.detach() * a), backend="eager")
+    for cotangent in (torch.ones(2), torch.full((2,), 3.0)):
+        f(a, b)[0].backward(cotangent)
+    for gradient in (a.grad, b.grad, w.grad):
+        assert torch.equal(gradient, torch.full((2,), 4.0))
+        gradient.zero_()
+    assert torch.equal(cotangent, torch.full((2,), 3.0))
+    assert torch.equal(x, torch.ones(2))
+
+
+def test_batched_cotangents() -> None:
+    a = leaf(2.0)
+    out = fxforms.jit(lambda a: a**2, backend="eager")(a)
+    rows = torch.autograd.grad(out, a, torch.eye(2), is_grads_batched=True)[0]
+    assert torch.equal(rows, 4 * torch.eye(2))

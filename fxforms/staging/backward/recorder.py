@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,12 +15,13 @@ from fxforms.errors import UnsupportedError
 from fxforms.staging.backward import engine, views
 from fxforms.staging.backward.schedule import reorder
 from fxforms.staging.backward.steps import Kind, Program, Slot, Step
+from fxforms.staging.locks import Lock
 
 # Runs a program on the values of a pass; returns the gradients that the pass asks for.
 Execute = Callable[[Program, list[Any]], Sequence[torch.Tensor | None]]
 
 _executors: list[Execute] = []
-_lock = threading.RLock()  # the engine has one recorder for the process
+_lock = Lock()  # the engine has one recorder for the process
 
 
 @contextlib.contextmanager
