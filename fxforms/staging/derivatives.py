@@ -73,7 +73,7 @@ def _plain_gradients(
         with torch.enable_grad():
             inputs = [_leaf(x) if is_chosen else x for x, is_chosen in zip(primals, mask)]
             followed = list(itertools.compress(program.traced.captured, wanted))
-            stand_ins = StandIns(followed)
+            stand_ins = StandIns(followed, program.traced.captured)
             with stand_ins:
                 outputs = function(*inputs)
             inexact = [x for x in outputs if is_inexact(x)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from fxforms._tree import map_tensors
 from fxforms.staging import fake
 from fxforms.staging.changes import form
+from fxforms.staging.watch import CapturedTraced
 
 _FRESH = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 
@@ -24,6 +24,7 @@ class Lift(fake.DispatchMode):  # type: ignore[no-untyped-call]
         captured: the real tensors met so far.
         inputs: the fake inputs in their places.
         forms: the shape and memory that each of these came with.
+        gradients: the ``.grad`` that each of the captured tensors came with.
     """
 
     def __init__(self, mode: Any) -> None:
@@ -32,6 +33,7 @@ class Lift(fake.DispatchMode):  # type: ignore[no-untyped-call]
         self._mode = mode
         self.inputs: list[torch.Tensor] = []
         self.forms: list[tuple[Any, ...]] = []
+        self.gradients: list[torch.Tensor | None] = []
         self._places: dict[int, int] = {}
 
     def input_for(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -42,17 +44,33 @@ class Lift(fake.DispatchMode):  # type: ignore[no-untyped-call]
             name = f"captured_{len(self.captured)}"
             self._places[id(tensor)] = len(self.captured)
             self.captured.append(tensor)
+            self.gradients.append(tensor.grad if tensor.is_leaf else None)
             self.inputs.append(fake.new_input(self._mode, tensor, name))
             self.forms.append(form(self.inputs[-1]))
         return self.inputs[self._places[id(tensor)]]
 
+    def put_back_gradients(self) -> None:
+        """Take traced tensors out of the ``.grad`` of what is captured."""
+        for tensor, gradient in zip(self.captured, self.gradients):
+            if tensor.is_leaf and fake.is_fake(tensor.grad):
+                tensor.grad = gradient
+
     def __torch_dispatch__(
         self,
-        func: Callable[..., Any],
+        func: Any,
         types: Any,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if func._schema.is_mutable:
+            refuse_recorded(args[0])
         if func not in _FRESH:
             args, kwargs = map_tensors(self.input_for, (args, kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+def refuse_recorded(target: Any) -> None:
+    """Raise CapturedTraced if autograd would record a write to ``target``, a captured tensor."""
+    held = isinstance(target, torch.Tensor) and not fake.is_fake(target) and target.requires_grad
+    if held and not target.is_leaf and torch.is_grad_enabled():
+        raise CapturedTraced

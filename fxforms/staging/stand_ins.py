@@ -30,6 +30,11 @@ _OF_THE_TENSOR = {
 }
 
 
+def holds_gradient(tensor: torch.Tensor, captured: Sequence[torch.Tensor]) -> Any:
+    """True if the ``.grad`` of ``tensor`` is one of ``captured``."""
+    return tensor.is_leaf and any(tensor.grad is x for x in captured)
+
+
 def standing_for(tensor: torch.Tensor) -> torch.Tensor:
     """What a function of torch is given for ``tensor`` now."""
     if has_torch_function((tensor,)):
@@ -51,9 +56,13 @@ class StandIns(TorchFunctionMode):
         leaves: those leaves, in the order of the tensors, with their numbers and memory.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], captured: Sequence[torch.Tensor]) -> None:
+        """``captured``: what the function uses, any ``.grad`` of ``tensors`` among it."""
         super().__init__()
         self.leaves = [leaf_for(x) for x in tensors]
+        for leaf, tensor in zip(self.leaves, tensors):
+            gradient: Any = tensor.grad if holds_gradient(tensor, captured) else None
+            leaf.grad = None if gradient is None else gradient.detach()
         self._places = {id(x): leaf for x, leaf in zip(tensors, self.leaves)}
 
     def __torch_function__(

@@ -22,6 +22,7 @@ from fxforms.staging.identity import fold_identities
 from fxforms.staging.lift import Lift
 from fxforms.staging.opaque import Recording
 from fxforms.staging.simplify import drop_zero_tangents
+from fxforms.staging.stand_ins import holds_gradient
 from fxforms.staging.watch import PerhapsCaptured, TraceWatch
 
 _aten = torch.ops.aten
@@ -135,11 +136,16 @@ def _trace(
         returned.extend([position(out, [*tensors, *lift.captured]) for out in outputs])
         return tuple([x.detach() if x.requires_grad else x for x in results])
 
-    with below_all_levels(), fake.tracer_lock, outside_inference_mode():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(below_all_levels())
+        stack.enter_context(fake.tracer_lock)
+        stack.enter_context(outside_inference_mode())
+        stack.callback(lift.put_back_gradients)
         fakes = [fake.fake_like(mode, x) for x in examples]
         graph = fake.record(run, fakes)
         refuse_left_gradients([*lift.captured, *fakes])
         refuse_reshaped(lift.inputs, lift.forms, "a captured tensor")
+        added = [x for x in lift.captured if holds_gradient(x, lift.captured)]  # to, by .backward()
         recorded = count_calls(graph)
         graph = fold_identities(drop_zero_tangents(graph))
         if any(is_mutable(node) for node in graph.graph.nodes):
@@ -158,7 +164,7 @@ def _trace(
         recorded,
         time.perf_counter() - started,
         flags,
-        watch.attributes.gradients,
+        [*watch.attributes.gradients, *added],
         list(watch.attributes.asked.values()),
     )
 
@@ -166,8 +172,6 @@ def _trace(
 def refuse_left_gradients(captured: Sequence[torch.Tensor]) -> None:
     """Raise TraceError if ``.backward()`` inside has left a traced tensor in a ``.grad``."""
     left = [x for x in captured if x.is_leaf and fake.is_fake(x.grad)]
-    for tensor in left:
-        tensor.grad = None
     if left:
         raise TraceError(
             f"jit: .backward() inside the function leaves a traced tensor in the .grad of a "
