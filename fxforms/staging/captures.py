@@ -15,24 +15,12 @@ import torch
 
 from fxforms._tree import flatten, is_atom
 from fxforms.staging.plain_values import SIMPLE, same, snapshot
-from fxforms.staging.reads import Read, is_installed, is_library, reads_of
+from fxforms.staging.reads import Read, has_fields, is_builtin, is_installed, reads_of
 from fxforms.staging.signature import form_of
 
 _CONTAINERS = (tuple, list, dict, set, frozenset)
 _missing = object()
 _HELPERS = {"same": same, "snapshot": snapshot, "missing": _missing, "form_of": form_of}
-
-
-def is_builtin(value: object) -> bool:
-    """True for a function written in C, such as those of torch."""
-    return isinstance(value, types.BuiltinFunctionType)
-
-
-def has_fields(value: Any) -> bool:
-    """True for an object that a program keeps its settings in."""
-    if isinstance(value, (type, torch.Tensor, torch.nn.Module, types.ModuleType)):
-        return False
-    return hasattr(value, "__dict__") and not callable(value) and not is_library(type(value))
 
 
 class Captures:
@@ -159,6 +147,8 @@ class Captures:
             self.tensors.append(value)
         elif isinstance(value, torch.nn.Module):
             self._walk_module(value)
+        elif isinstance(value, torch.optim.Optimizer):
+            self._walk_optimizer(value)
         elif isinstance(value, functools.partial):
             self.walk(value.func)
             self._walk_held((*value.args, *value.keywords.values()))
@@ -207,6 +197,12 @@ class Captures:
                 rule = getattr(cls, name, None)
                 if isinstance(rule, types.FunctionType) and not is_installed(rule):
                     self._walk_function(rule, {})
+
+    def _walk_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Its settings, and the tensors that are its state."""
+        name = self._name(optimizer)
+        self._note_container(f"{name}.param_groups", optimizer.param_groups)
+        self._note_container(f"list({name}.state.values())", list(optimizer.state.values()))
 
     def _walk_module(self, module: torch.nn.Module) -> None:
         name = self._name(module)

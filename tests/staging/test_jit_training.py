@@ -137,6 +137,29 @@ class TestInPlace:
             step(X[0])
         assert w.grad is None
 
+    @pytest.mark.parametrize("momentum", [0.0, 0.9])
+    def test_settings_and_state_of_an_optimiser_that_change(self, momentum: float) -> None:
+        torch.manual_seed(0)
+        net = nn.Linear(3, 1)
+        optimiser = torch.optim.SGD(net.parameters(), lr=0.5, momentum=momentum)
+        train(net, optimiser)  # makes the state
+        plain, copied = copy.deepcopy((net, optimiser))
+        for p, q in zip(net.parameters(), plain.parameters()):
+            q.grad = p.grad
+        step = jit(lambda: optimiser.step())
+        for rate in (0.5, 0.5, 0.25):
+            for each, run in ((optimiser, step), (copied, copied.step)):
+                each.param_groups[0]["lr"] = rate
+                run()
+        copied.load_state_dict(copied.state_dict())
+        optimiser.load_state_dict(copy.deepcopy(optimiser.state_dict()))
+        step()
+        copied.step()
+        for p, q in zip(net.parameters(), plain.parameters()):
+            assert torch.allclose(p, q)
+        for p, q in zip(optimiser.state.values(), copied.state.values()):
+            assert momentum == 0 or torch.allclose(p["momentum_buffer"], q["momentum_buffer"])
+
     def test_backward_of_an_argument_is_refused(self) -> None:
         x = X.clone().requires_grad_()
         with pytest.raises(TraceError, match=r"\.backward\(\) inside"):
