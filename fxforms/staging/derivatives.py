@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from fxforms import _substrate as substrate
+from fxforms.staging import fake
 from fxforms.staging.cut import cut, gather_effects, name_inputs, unused
 from fxforms.staging.stand_ins import StandIns, without_hooks
 from fxforms.staging.trace import Traced, trace
@@ -115,8 +116,9 @@ Edge = tuple[Any, int]
 
 
 def edge_of(tensor: torch.Tensor) -> Edge:
-    """Where a gradient of ``tensor`` arrives in the graph of plain autograd."""
-    edge = torch.autograd.graph.get_gradient_edge(tensor)
+    """Where a gradient of ``tensor`` itself arrives in the graph of plain autograd."""
+    with fake.DisableTorchFunction():  # else of what an outer trace has in its place
+        edge = torch.autograd.graph.get_gradient_edge(tensor)
     return edge.node, edge.output_nr
 
 

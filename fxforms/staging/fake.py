@@ -33,7 +33,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fxforms import _substrate as substrate
 from fxforms.staging.locks import Lock
 
-__all__ = ["DispatchMode"]
+__all__ = ["DisableTorchFunction", "DispatchMode"]
 
 # The tracer changes methods of nn.Module while it runs, so one thread traces at a time.
 tracer_lock = Lock(steady=True)

@@ -14,6 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
 from fxforms._tree import map_tensors
+from fxforms.staging import fake
 
 _T: Any = torch.Tensor
 # What asks for, or changes, the tensor itself and not its numbers.
@@ -86,7 +87,8 @@ def without_hooks(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
 
     For those that go past every function of torch, as the argument of a custom Function does.
     """
-    tables: list[Any] = [x._backward_hooks for x in tensors if x._backward_hooks]
+    with fake.DisableTorchFunction():  # else those of what an outer trace has in their places
+        tables: list[Any] = [x._backward_hooks for x in tensors if x._backward_hooks]
     before = [dict(table) for table in tables]
     for table in tables:
         table.clear()

@@ -137,6 +137,35 @@ class TestHooks:
         assert torch.equal(w.grad, 2 * (X[0] + 3))
 
 
+@pytest.mark.parametrize("hooked", [True, False])
+@pytest.mark.parametrize("mixed", [True, False])
+def test_second_derivatives_through_a_custom_function(hooked: bool, mixed: bool) -> None:
+    class Square(fxforms.Function):
+        @staticmethod
+        def forward(w: Tensor, x: Tensor) -> Tensor:
+            return w * w * x
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+            ctx.save_for_backward(*inputs)
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+            w, x = ctx.saved_tensors
+            return 2 * g * w * x, g * w * w
+
+    w = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    factor = 2.0 if hooked else 1.0
+    if hooked:
+        w.register_hook(lambda g: 2 * g)
+    f = jit(lambda x: (Square.apply(w, x) + (w**3 if mixed else 0)).sum())
+    (first,) = torch.autograd.grad(f(X[0]), w, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), w)
+    v = w.detach()
+    assert torch.allclose(first, factor * (2 * v * X[0] + 3 * v**2 * mixed))
+    assert torch.allclose(second, factor**2 * (2 * X[0] + 6 * v * mixed))
+
+
 def test_a_captured_result_and_what_it_is_made_of() -> None:
     w = torch.ones(3, requires_grad=True)
     v = 3 * w
