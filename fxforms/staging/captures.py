@@ -15,22 +15,12 @@ import torch
 
 from fxforms._tree import flatten, is_atom
 from fxforms.staging.plain_values import SIMPLE, same, snapshot
-from fxforms.staging.reads import Read, is_installed, is_library, reads_of
+from fxforms.staging.reads import Read, has_fields, is_builtin, is_installed, reads_of
+from fxforms.staging.signature import form_of
 
 _CONTAINERS = (tuple, list, dict, set, frozenset)
 _missing = object()
-
-
-def is_builtin(value: object) -> bool:
-    """True for a function written in C, such as those of torch."""
-    return isinstance(value, types.BuiltinFunctionType)
-
-
-def has_fields(value: Any) -> bool:
-    """True for an object that a program keeps its settings in."""
-    if isinstance(value, (type, torch.Tensor, torch.nn.Module, types.ModuleType)):
-        return False
-    return hasattr(value, "__dict__") and not callable(value) and not is_library(type(value))
+_HELPERS = {"same": same, "snapshot": snapshot, "missing": _missing, "form_of": form_of}
 
 
 class Captures:
@@ -50,7 +40,7 @@ class Captures:
         ``fixed``: all static values; the functions and modules among them read as well.
         """
         self.tensors: list[torch.Tensor] = []
-        self._names: dict[str, Any] = {"same": same, "snapshot": snapshot, "missing": _missing}
+        self._names: dict[str, Any] = dict(_HELPERS)
         self._bound: dict[int, str] = {}
         self._checks: dict[str, str] = {}  # an expression, and what the user calls the variable
         self._walked: set[int] = set()
@@ -61,16 +51,19 @@ class Captures:
         self.walk(function)
         if isinstance(function, types.FunctionType):
             self._walk_function(function, self._arguments)
-        for value in fixed:
-            if callable(value):
-                self.walk(value)
+        for value in filter(callable, fixed):
+            self.walk(value)
         self.settle()
 
-    def note_gradients(self, tensors: Sequence[torch.Tensor]) -> None:
-        """The ``.grad`` of ``tensors`` is read."""
+    def note_uses(self, traced: Any) -> None:
+        """What is read of captured tensors besides the numbers of ``traced.captured``."""
         self._label = ".grad of a captured tensor"
-        for tensor in tensors:
-            self._check(f"{self._name(tensor)}.grad is {self._name(tensor.grad)}")
+        for x in traced.gradients:
+            self._check(f"{self._name(x)}.grad is {self._name(x.grad)}")
+        self._label = "what a captured tensor is"
+        for tensor in traced.asked:
+            if all(tensor is not x for x in traced.captured):
+                self._check(f"form_of({self._name(tensor)}) == {self._name(form_of(tensor))}")
 
     def settle(self) -> None:
         """Drop the variables that have another value now: the function itself changed them."""
@@ -84,8 +77,7 @@ class Captures:
 
     def changed(self) -> list[str]:
         """What the variables are called that have another value now."""
-        found = [label for check, label in self._checks.items() if not self._holds(check)]
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(y for x, y in self._checks.items() if not self._holds(x)))
 
     def _holds(self, check: str) -> bool:
         try:
@@ -116,7 +108,13 @@ class Captures:
             self._note_container(text, value)
         elif not isinstance(value, types.ModuleType):
             self._check(f"{text} is {self._name(value)}")
+            self._hold(value)
             self.walk(value)
+
+    def _hold(self, value: Any) -> None:
+        """``value`` may be given other attributes, as an optimiser is given its state."""
+        if hasattr(value, "__dict__") and not isinstance(value, (type, types.FunctionType)):
+            self.holders.append((type(value).__name__, vars(value)))
 
     def _note_container(self, text: str, value: Any) -> None:
         try:
@@ -149,10 +147,13 @@ class Captures:
             self.tensors.append(value)
         elif isinstance(value, torch.nn.Module):
             self._walk_module(value)
+        elif isinstance(value, torch.optim.Optimizer):
+            self._walk_optimizer(value)
         elif isinstance(value, functools.partial):
             self.walk(value.func)
             self._walk_held((*value.args, *value.keywords.values()))
         elif isinstance(value, types.MethodType):
+            self._hold(value.__self__)
             self.walk(value.__self__)
             if isinstance(value.__func__, types.FunctionType):  # else one of C, as of a Function
                 self._walk_function(value.__func__, self._owner(value.__func__, value.__self__))
@@ -197,12 +198,21 @@ class Captures:
                 if isinstance(rule, types.FunctionType) and not is_installed(rule):
                     self._walk_function(rule, {})
 
+    def _walk_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Its settings, and the tensors that are its state."""
+        name = self._name(optimizer)
+        self._note_container(f"{name}.param_groups", optimizer.param_groups)
+        self._note_container(f"list({name}.state.values())", list(optimizer.state.values()))
+
     def _walk_module(self, module: torch.nn.Module) -> None:
         name = self._name(module)
         self._check(f"{name}.training is {module.training}")
         hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
         self._check(f"len({name}._forward_hooks) + len({name}._forward_pre_hooks) == {hooks}")
         self.holders.append((type(module).__name__, vars(module)))
+        own = vars(module).get("forward")  # bound to this module alone
+        self._check(f"{self._name(vars(module))}.get('forward') is {self._name(own)}")
+        self.walk(own)
         for part in ("_parameters", "_buffers", "_modules"):
             table = getattr(module, part)
             if table:
@@ -249,8 +259,7 @@ class Captures:
                 return
             value = arguments[read.name]
             text = self._name(value)
-            if hasattr(value, "__dict__"):
-                self.holders.append((type(value).__name__, vars(value)))
+            self._hold(value)
         elif read.kind == "cell":
             cell = read.cell
             try:

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from fxforms import _substrate as substrate
 from fxforms._tree import flatten, is_atom
 from fxforms.errors import TraceError, describe
+from fxforms.staging import fake
 
 Holder = tuple[Any, dict[Any, Any]]  # a container, and what was in it by key
 
@@ -93,11 +95,18 @@ class Attributes:
     Attributes:
         arguments: the traced arguments.
         gradients: the captured tensors whose ``.grad`` is read.
+        asked: the captured tensors of which anything is read, by their ids.
     """
 
     def __init__(self) -> None:
         self.arguments: Sequence[torch.Tensor] = ()
         self.gradients: list[torch.Tensor] = []
+        self.asked: dict[int, torch.Tensor] = {}
+
+    def note_asked(self, tensor: torch.Tensor) -> None:
+        """``tensor`` is given to a function of torch."""
+        if not (fake.is_fake(tensor) or substrate.is_wrapped(tensor)):
+            self.asked[id(tensor)] = tensor
 
     def meet(self, func: Any, tensor: torch.Tensor, traced: bool) -> str:
         """Note the use ``func`` of ``tensor``; why it is refused, empty if it is not."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from fxforms import _substrate as substrate
+from fxforms.staging import fake
 from fxforms.staging.branches import at_levels
 from fxforms.staging.cut import cut, gather_effects, name_inputs, unused
+from fxforms.staging.stand_ins import StandIns, without_hooks
 from fxforms.staging.trace import Traced, trace
 from fxforms.transforms import vmap
 from fxforms.transforms.flat import FlatFunction, Tensors, gradients, is_inexact
@@ -44,53 +48,78 @@ def mapped(program: Source, info: Any, in_dims: tuple[int | None, ...]) -> FlatF
 
 
 def both_of(
-    program: Source, mask: tuple[bool, ...], plain: bool, sources: list[set[int]] | None = None
+    program: Source,
+    mask: tuple[bool, ...],
+    wanted: tuple[bool, ...] | None,
+    sources: list[set[int]] | None = None,
 ) -> Any:
     """``(outputs, gradients)`` from the inputs and the cotangents of the inexact outputs.
 
-    ``plain``: as plain autograd takes them, with gradients of captured tensors after those of the
-    inputs in ``mask``. Else as a grad level takes them.
+    ``wanted``: which captured tensors plain autograd follows; their gradients come after those of
+    the inputs in ``mask``. None: gradients as a grad level takes them.
 
     ``sources`` is given, for each gradient that plain autograd takes, the inexact outputs that it
     comes from.
     """
-    if not plain:
+    if wanted is None:
         return gradients(flat(program), mask)
-    return _plain_gradients(program, mask, [] if sources is None else sources)
+    return _plain_gradients(program, mask, wanted, [] if sources is None else sources)
 
 
-def _plain_gradients(program: Source, mask: tuple[bool, ...], sources: list[set[int]]) -> Any:
+def _plain_gradients(
+    program: Source, mask: tuple[bool, ...], wanted: tuple[bool, ...], sources: list[set[int]]
+) -> Any:
     function = flat(program)
 
     def both(primals: Tensors, cotangents: Tensors) -> tuple[Tensors, Tensors]:
         with torch.enable_grad():
             inputs = [_leaf(x) if is_chosen else x for x, is_chosen in zip(primals, mask)]
-            outputs = function(*inputs)
-            wanted = [x for x, is_chosen in zip(inputs, mask) if is_chosen]
-            wanted += [x for x in program.traced.captured if x.requires_grad]
+            followed = list(itertools.compress(program.traced.captured, wanted))
+            stand_ins = StandIns(followed, program.traced.captured)
+            with stand_ins:
+                outputs = function(*inputs)
             inexact = [x for x in outputs if is_inexact(x)]
-            recorded = [(x, ct) for x, ct in zip(inexact, cotangents) if x.requires_grad]
-            outs, cts = [x for x, _ in recorded], [ct for _, ct in recorded]
             reached = [edges_behind(x) if x.requires_grad else set() for x in inexact]
-            found = substrate.run_backward(outs, cts, wanted, True, True) if outs else ()
-        given = found or [None] * len(wanted)
+            places = [[x] for x in itertools.compress(inputs, mask)]
+            for tensor, leaf in zip(followed, stand_ins.leaves):
+                direct = tensor.requires_grad and any(edge_of(tensor) in x for x in reached)
+                places.append([leaf, tensor] if direct else [leaf])
+            recorded = [(x, ct) for x, ct in zip(inexact, cotangents) if x.requires_grad]
+            with without_hooks([tensor for place in places for tensor in place[1:]]):
+                found = _summed(recorded, places)
         sources[:] = [
-            {i for i, behind in enumerate(reached) if g is not None and edge_of(x) in behind}
-            for x, g in zip(wanted, given)
+            {i for i, behind in enumerate(reached) if any(edge_of(x) in behind for x in place)}
+            if g is not None
+            else set()
+            for place, g in zip(places, found)
         ]
         return outputs, tuple(
-            [torch.zeros_like(x) if g is None else g for g, x in zip(given, wanted)]
+            [torch.zeros_like(x) if g is None else g for g, (x, *_) in zip(found, places)]
         )
 
     return both
+
+
+def _summed(
+    recorded: Sequence[tuple[torch.Tensor, torch.Tensor]], places: Sequence[list[torch.Tensor]]
+) -> list[torch.Tensor | None]:
+    """For each of ``places``, the sum of the gradients that reach its tensors."""
+    if not recorded:
+        return [None] * len(places)
+    outputs, cotangents = zip(*recorded)
+    wanted = [x for place in places for x in place]
+    found = iter(substrate.run_backward(outputs, cotangents, wanted, True, True))
+    taken = [[g for _, g in zip(place, found) if g is not None] for place in places]
+    return [functools.reduce(torch.add, some) if some else None for some in taken]
 
 
 Edge = tuple[Any, int]
 
 
 def edge_of(tensor: torch.Tensor) -> Edge:
-    """Where a gradient of ``tensor`` arrives in the graph of plain autograd."""
-    edge = torch.autograd.graph.get_gradient_edge(tensor)
+    """Where a gradient of ``tensor`` itself arrives in the graph of plain autograd."""
+    with fake.DisableTorchFunction():  # else of what an outer trace has in its place
+        edge = torch.autograd.graph.get_gradient_edge(tensor)
     return edge.node, edge.output_nr
 
 
@@ -113,9 +142,11 @@ def _leaf(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.requires_grad else tensor.detach().requires_grad_()
 
 
-def pullback(program: Source, mask: tuple[bool, ...], plain: bool) -> FlatFunction:
+def pullback(
+    program: Source, mask: tuple[bool, ...], wanted: tuple[bool, ...] | None
+) -> FlatFunction:
     """The gradients alone, as a flat function of inputs and cotangents."""
-    both = both_of(program, mask, plain)
+    both = both_of(program, mask, wanted)
     return lambda *operands: tuple(both(operands[: len(mask)], operands[len(mask) :])[1])
 
 
@@ -146,11 +177,14 @@ class NoParts(NamedTuple):
 
 
 def joint_parts(
-    program: Source, mask: tuple[bool, ...], operands: Sequence[torch.Tensor], plain: bool
+    program: Source,
+    mask: tuple[bool, ...],
+    wanted: tuple[bool, ...] | None,
+    operands: Sequence[torch.Tensor],
 ) -> Parts:
     """Trace outputs and gradients together, and cut where the least is kept."""
     sources: list[set[int]] = []
-    both = both_of(program, mask, plain, sources)
+    both = both_of(program, mask, wanted, sources)
     like = [dense(x) for x in program.traced.output_examples() if is_inexact(x)]
     count, inputs = program.traced.outputs, len(mask)
 

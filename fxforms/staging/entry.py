@@ -15,8 +15,8 @@ from fxforms.functions.inline import tracked
 from fxforms.staging import fake, guards
 from fxforms.staging.captures import Captures
 from fxforms.staging.donate import donating
-from fxforms.staging.program import Program, layout
-from fxforms.staging.signature import Call
+from fxforms.staging.program import Program
+from fxforms.staging.signature import Call, form_of
 
 
 class Outputs:
@@ -87,7 +87,7 @@ class Entry:
         self.accepts: Callable[..., bool] = never
         self.answer: Callable[[Sequence[torch.Tensor]], Any] = self.run
         traced = program.traced
-        self.layouts = [layout(x) for x in traced.captured]
+        self.layouts = [form_of(x) for x in traced.captured]
         self.plain = not (traced.written or traced.turned) and set(traced.returned) <= {None}
         self.direct, self.donated = program, donated
         if donated and self.plain:
@@ -96,8 +96,8 @@ class Entry:
     def serves(self, tensors: Sequence[torch.Tensor]) -> bool:
         """True while no captured variable has changed, for tensors of sizes that fit."""
         traced = self.program.traced
-        if self.layouts != [layout(x) for x in traced.captured]:
-            return False  # module.half() changes its parameters in place
+        if self.layouts != [form_of(x) for x in traced.captured]:
+            return False  # module.half(), module.requires_grad_() change parameters in place
         try:
             return self.captures.unchanged() and (traced.serves is None or traced.serves(tensors))
         except Exception:  # a variable is gone

@@ -39,7 +39,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fxforms import _substrate as substrate
 from fxforms.staging.locks import Lock
 
-__all__ = ["DispatchMode", "disable_proxy_modes_tracing"]
+__all__ = ["DisableTorchFunction", "DispatchMode", "disable_proxy_modes_tracing"]
 
 # The tracer changes methods of nn.Module while it runs, so one thread traces at a time.
 tracer_lock = Lock(steady=True)
@@ -170,8 +170,10 @@ def new_input(mode: FakeTensorMode, tensor: torch.Tensor, name: str) -> torch.Te
 
 def stand_in(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     """The fake tensor for a real one, always the same."""
+    with outside_modes():
+        alike = tensor if tensor.is_leaf else tensor.detach()  # what is asked of a leaf alone warns
     with DisableTorchFunction():  # what the conversion asks of it is not asked by the function
-        made: torch.Tensor = mode.from_tensor(tensor, static_shapes=True)
+        made: torch.Tensor = mode.from_tensor(alike, static_shapes=True)
     return made
 
 

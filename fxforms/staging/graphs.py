@@ -30,7 +30,11 @@ def all_nodes(graph: GraphModule) -> Iterator[Node]:
             yield from module.graph.nodes
 
 
-def is_mutable(node: Node) -> bool:
+def writes(operator: Any) -> bool:
     """True for an operator that writes to one of its arguments."""
-    target = node.target
-    return bool(getattr(getattr(target, "_schema", None), "is_mutable", False))
+    return bool(getattr(getattr(operator, "_schema", None), "is_mutable", False))
+
+
+def is_mutable(node: Node) -> bool:
+    """True for a call of such an operator."""
+    return writes(node.target)

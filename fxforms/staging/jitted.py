@@ -257,7 +257,7 @@ class Jitted:
         )
         if outputs.recorded and (program.traced.turned or not torch.is_grad_enabled()):
             self._refuse(call, captures)
-        captures.note_gradients(program.traced.gradients)
+        captures.note_uses(program.traced)
         captures.settle()
         return Entry(program, outputs, captures, self._donations(bare))
 

@@ -34,8 +34,15 @@ def nested(label: str, holder: Any, seen: set[int]) -> Iterator[Holder]:
 
 
 def is_leak(value: object) -> bool:
-    """True for a traced tensor."""
-    return isinstance(value, torch.Tensor) and is_traced(value)
+    """True for a traced tensor, and for a container with one in it."""
+    held = [x for _, here in nested("", [value], set()) for x in parts(here)]
+    return any(isinstance(x, torch.Tensor) and is_traced(x) for x in held)
+
+
+def parts(holder: list[Any] | dict[Any, Any]) -> list[Any]:
+    """What is in a list or dict, and in the tuples in it."""
+    values = list(holder.values() if isinstance(holder, dict) else holder)
+    return values + [y for x in values if isinstance(x, tuple) for y in x]
 
 
 class Leaks:
@@ -47,8 +54,11 @@ class Leaks:
         self._before = [(label, x, contents(x)) for label, x in found]
 
     def take_back(self) -> list[str]:
-        """Put back what was there in place of traced tensors; what they were left in."""
-        return [place for entry in self._before for place in restore(*entry)]
+        """Put back what was there in place of traced tensors; what they were left in.
+
+        What is inside comes first, so that a container found with one outside of it is a new one.
+        """
+        return [place for entry in reversed(self._before) for place in restore(*entry)]
 
     def refuse(self, name: str) -> None:
         """Raise TraceError if the trace of the function ``name`` has left a traced tensor."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +9,9 @@ import torch
 from fxforms._tree import map_tensors
 from fxforms.staging import fake
 from fxforms.staging.changes import form
+from fxforms.staging.graphs import writes
 from fxforms.staging.simplify import MISSING_TANGENT
+from fxforms.staging.watch import CapturedTraced
 
 _FRESH = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 
@@ -25,6 +26,7 @@ class Lift(fake.DispatchMode):  # type: ignore[no-untyped-call]
         captured: the real tensors met so far.
         inputs: the fake inputs in their places.
         forms: the shape and memory that each of these came with.
+        gradients: the ``.grad`` that each of the captured tensors came with.
     """
 
     supports_higher_order_operators = True
@@ -35,6 +37,7 @@ class Lift(fake.DispatchMode):  # type: ignore[no-untyped-call]
         self._mode = mode
         self.inputs: list[torch.Tensor] = []
         self.forms: list[tuple[Any, ...]] = []
+        self.gradients: list[torch.Tensor | None] = []
         self._places: dict[int, int] = {}
 
     def input_for(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -52,16 +55,25 @@ class Lift(fake.DispatchMode):  # type: ignore[no-untyped-call]
         made = fake.new_input(self._mode, tensor, f"captured_{len(self.captured)}")
         self._places[id(tensor)] = len(self.captured)
         self.captured.append(tensor)
+        self.gradients.append(tensor.grad if tensor.is_leaf else None)
         self.inputs.append(made)
         self.forms.append(form(made))
 
+    def put_back_gradients(self) -> None:
+        """Take traced tensors out of the ``.grad`` of what is captured."""
+        for tensor, gradient in zip(self.captured, self.gradients):
+            if tensor.is_leaf and fake.is_fake(tensor.grad):
+                tensor.grad = gradient
+
     def __torch_dispatch__(
         self,
-        func: Callable[..., Any],
+        func: Any,
         types: Any,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if writes(func):
+            refuse_recorded(args[0])
         if func not in _FRESH:
             args, kwargs = map_tensors(self.input_for, (args, kwargs or {}))
         result = func(*args, **(kwargs or {}))
@@ -80,3 +92,10 @@ class PartLift(Lift):  # type: ignore[no-untyped-call]
         if not (fake.is_aside() or fake.is_recorded(tensor)):
             self.take(tensor)
         return tensor
+
+
+def refuse_recorded(target: Any) -> None:
+    """Raise CapturedTraced if autograd would record a write to ``target``, a captured tensor."""
+    held = isinstance(target, torch.Tensor) and not fake.is_fake(target) and target.requires_grad
+    if held and not target.is_leaf and torch.is_grad_enabled():
+        raise CapturedTraced

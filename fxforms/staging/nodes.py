@@ -47,7 +47,7 @@ class PlainNode(torch.autograd.Function):
         ctx.program, ctx.count, ctx.wanted = program, count, needs[count:]
         ctx.mask = needs[:count]
         ctx.set_materialize_grads(False)
-        ctx.parts = parts = program.parts(ctx.mask, tensors[:count], True)
+        ctx.parts = parts = program.parts(ctx.mask, ctx.wanted, tensors[:count])
         ctx.drawn = random_state(tensors) if program.draws else None
         if isinstance(parts, NoParts):
             return without_derivative(ctx, program, tensors)
@@ -71,7 +71,7 @@ class PlainNode(torch.autograd.Function):
         arrived = inexact(ctx.program, cotangents)
         given = [torch.zeros_like(x) if ct is None else ct for x, ct in zip(ctx.likes, arrived)]
         if follows(ctx.program, (*operands, *given)):
-            found = anew(ctx, operands, given, True)
+            found = anew(ctx, ctx.wanted, operands, given)
         else:
             found = ctx.parts.backward.bind(*residuals, *given)
         present = {i for i, ct in enumerate(arrived) if ct is not None}
@@ -131,7 +131,7 @@ def _level_forward(ctx: Any, program: Any, *operands: torch.Tensor) -> Tensors:
         if follows(program, inner):
             results = program.bind(*inner)
         else:
-            ctx.parts = program.parts(ctx.mask, inner, False)
+            ctx.parts = program.parts(ctx.mask, None, inner)
             forward = program if isinstance(ctx.parts, NoParts) else ctx.parts.forward
             results = forward.bind(*inner)
     count = program.traced.outputs
@@ -147,16 +147,21 @@ def _level_backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
     # The graph of a level that has ended is not differentiated again: only levels below it count.
     operands, given = live(ctx.saved_tensors), inexact(ctx.program, live(cotangents))
     if ctx.parts is None or follows(ctx.program, (*operands, *given)):
-        found = anew(ctx, operands, given, False)
+        found = anew(ctx, None, operands, given)
     else:
         found = ctx.parts.backward.bind(*ctx.residuals, *given)
     return None, *fill(ctx.mask, found, [None] * len(ctx.mask))
 
 
-def anew(ctx: Any, operands: Tensors, given: Sequence[torch.Tensor], plain: bool) -> Tensors:
+def anew(
+    ctx: Any,
+    wanted: tuple[bool, ...] | None,
+    operands: Tensors,
+    given: Sequence[torch.Tensor],
+) -> Tensors:
     """Gradients by a pass that computes the forward anew, with the random numbers it had."""
     with drawing_from(ctx.drawn, operands):
-        found: Tensors = ctx.program.pullback(ctx.mask, operands, given, plain)
+        found: Tensors = ctx.program.pullback(ctx.mask, wanted, operands, given)
     return found
 
 

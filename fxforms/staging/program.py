@@ -142,13 +142,21 @@ class Program(Primitive):
         program: Program = found
         return program
 
-    def parts(self, mask: tuple[bool, ...], operands: Sequence[torch.Tensor], plain: bool) -> Any:
-        """Staged forward and backward passes for gradients of the operands in ``mask``."""
-        key = ("parts", mask, plain, *map(layout, operands))
+    def parts(
+        self,
+        mask: tuple[bool, ...],
+        wanted: tuple[bool, ...] | None,
+        operands: Sequence[torch.Tensor],
+    ) -> Any:
+        """Staged forward and backward passes for gradients of the operands in ``mask``.
+
+        ``wanted``: the captured tensors that plain autograd follows at this call; None at a level.
+        """
+        key = ("parts", mask, wanted, *map(layout, operands))
         found = self._derived.get(key)
         if found is None:
             try:
-                made: Any = joint_parts(self, mask, operands, plain)
+                made: Any = joint_parts(self, mask, wanted, operands)
             except CapturedTraced:
                 raise
             except Exception as error:  # as in eager, the forward pass does without a derivative
@@ -160,13 +168,14 @@ class Program(Primitive):
     def pullback(
         self,
         mask: tuple[bool, ...],
+        wanted: tuple[bool, ...] | None,
         operands: Sequence[torch.Tensor],
         cotangents: Sequence[torch.Tensor],
-        plain: bool,
     ) -> tuple[torch.Tensor, ...]:
         """Gradients as a function of inputs and cotangents, differentiable again."""
         everything = (*operands, *cotangents)
-        child = self.derived(("pullback", mask, plain), pullback(self, mask, plain), everything)
+        key = ("pullback", mask, wanted)
+        child = self.derived(key, pullback(self, mask, wanted), everything)
         return child.bind(*everything)
 
     def order_of_writes(self, written: Sequence[torch.Tensor]) -> list[int]:

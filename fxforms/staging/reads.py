@@ -53,6 +53,18 @@ def is_library(cls: type) -> bool:
     return file.startswith(INSTALLED) and root not in sys.stdlib_module_names
 
 
+def is_builtin(value: object) -> bool:
+    """True for a function written in C, such as those of torch."""
+    return isinstance(value, types.BuiltinFunctionType)
+
+
+def has_fields(value: Any) -> bool:
+    """True for an object that a program keeps its settings in."""
+    if isinstance(value, (type, torch.Tensor, torch.nn.Module, types.ModuleType)):
+        return False
+    return hasattr(value, "__dict__") and not callable(value) and not is_library(type(value))
+
+
 def reads_of(function: types.FunctionType) -> list[Read]:
     """What ``function`` and the functions written inside of it read from outside."""
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))

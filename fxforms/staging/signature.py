@@ -148,6 +148,11 @@ def meta(tensor: torch.Tensor, dynamic: bool) -> tuple[Any, ...]:
     )
 
 
+def form_of(captured: torch.Tensor) -> tuple[Any, ...]:
+    """What a graph depends on of a captured tensor besides its numbers."""
+    return meta(captured, False)
+
+
 def state() -> tuple[Any, ...]:
     """What a graph depends on of the process."""
     kinds = ("cpu", "cuda")

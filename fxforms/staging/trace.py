@@ -22,6 +22,7 @@ from fxforms.staging.identity import fold_identities
 from fxforms.staging.lift import Lift
 from fxforms.staging.opaque import Recording
 from fxforms.staging.simplify import drop_zero_tangents
+from fxforms.staging.stand_ins import holds_gradient
 from fxforms.staging.watch import PerhapsCaptured, TraceWatch
 
 _aten = torch.ops.aten
@@ -47,6 +48,7 @@ class Traced:
         serves: where sizes are symbols, whether the graph serves tensors of other sizes.
         turned: the operands whose ``requires_grad`` the function sets, and to what.
         gradients: the captured tensors whose ``.grad`` the function reads.
+        asked: those of which it reads anything; ``captured`` has those whose numbers it reads.
     """
 
     graph: GraphModule
@@ -61,6 +63,7 @@ class Traced:
     seconds: float = 0.0
     turned: dict[int, bool] = field(default_factory=dict)
     gradients: list[torch.Tensor] = field(default_factory=list)
+    asked: list[torch.Tensor] = field(default_factory=list)
 
     def operators(self) -> list[str]:
         """The name of each operator in the graph."""
@@ -133,11 +136,16 @@ def _trace(
         returned.extend([position(out, [*tensors, *lift.captured]) for out in outputs])
         return tuple([x.detach() if x.requires_grad else x for x in results])
 
-    with below_all_levels(), fake.tracer_lock, outside_inference_mode():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(below_all_levels())
+        stack.enter_context(fake.tracer_lock)
+        stack.enter_context(outside_inference_mode())
+        stack.callback(lift.put_back_gradients)
         fakes = [fake.fake_like(mode, x) for x in examples]
         graph = fake.record(run, fakes)
         refuse_left_gradients([*lift.captured, *fakes])
         refuse_reshaped(lift.inputs, lift.forms, "a captured tensor")
+        added = [x for x in lift.captured if holds_gradient(x, lift.captured)]  # to, by .backward()
         recorded = count_calls(graph)
         graph = fold_identities(drop_zero_tangents(graph))
         if any(map(is_mutable, all_nodes(graph))):
@@ -157,15 +165,14 @@ def _trace(
         recorded,
         time.perf_counter() - started,
         flags,
-        watch.attributes.gradients,
+        [*watch.attributes.gradients, *added],
+        list(watch.attributes.asked.values()),
     )
 
 
 def refuse_left_gradients(captured: Sequence[torch.Tensor]) -> None:
     """Raise TraceError if ``.backward()`` inside has left a traced tensor in a ``.grad``."""
     left = [x for x in captured if x.is_leaf and fake.is_fake(x.grad)]
-    for tensor in left:
-        tensor.grad = None
     if left:
         raise TraceError(
             f"jit: .backward() inside the function leaves a traced tensor in the .grad of a "

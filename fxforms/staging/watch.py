@@ -82,6 +82,8 @@ class TraceWatch(TorchFunctionMode):
                 f"{user_line()}: {_ASKS[func]} needs the value of {describe(args[0])}. {_WAYS_OUT}",
                 TRACER,
             )
+        if args and isinstance(args[0], _T):
+            self.attributes.note_asked(args[0])
         if func in ATTRIBUTES:
             refused = self.attributes.meet(func, args[0], is_traced(args[0]))
             if refused:
