@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -115,13 +116,25 @@ def compile_module(graph: GraphModule, examples: Sequence[Any]) -> Callable[...,
     return compiled
 
 
-def write_package(module: torch.nn.Module, args: tuple[Any, ...], path: str) -> None:
-    """Compile ``module`` ahead of time into a file, by torch's own packaging."""
-    exported = torch.export.export(module, args, strict=False)
-    with _lock:
-        torch._inductor.aoti_compile_and_package(exported, package_path=path)
+_NOTE = "fxforms"
 
 
-def read_package(path: str) -> Any:
-    """The callable in a file made by :func:`write_package`."""
-    return torch._inductor.aoti_load_package(path)
+def write_package(
+    module: torch.nn.Module, args: tuple[torch.Tensor, ...], path: str, note: str
+) -> None:
+    """Compile ``module`` ahead of time into a file with a ``note``, by torch's own packaging."""
+    chosen = {"aot_inductor.metadata": {_NOTE: note}, "fallback_random": True}
+    with warnings.catch_warnings():  # torch's own use of what torch deprecates
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        exported = torch.export.export(module, args, strict=False)
+        with _lock:
+            torch._inductor.aoti_compile_and_package(
+                exported, package_path=path, inductor_configs=chosen
+            )
+
+
+def read_package(path: str) -> tuple[Callable[..., Any], str | None]:
+    """The callable in a file made by :func:`write_package`, and the note."""
+    loaded: Any = torch._inductor.aoti_load_package(path)
+    return loaded, loaded.loader.get_metadata().get(_NOTE)
