@@ -186,7 +186,7 @@ class Call:
         return place
 
 
-def apart(output: Any, operands: tuple[Any, ...], dirty: Sequence[torch.Tensor]) -> Any:
+def apart(output: Any, operands: tuple[Any, ...], dirty: tuple[torch.Tensor, ...]) -> Any:
     """``output`` as an object of its own, if it is an operand that ``forward`` left as it was."""
     if not isinstance(output, torch.Tensor) or not among(output, operands):
         return output
