@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -109,6 +110,22 @@ def is_fake(value: object) -> bool:
 
 
 @contextlib.contextmanager
+def _without_log() -> Iterator[None]:
+    """Keep torch from printing, with its own frames, what it raises as well."""
+    thread = threading.get_ident()
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+
+    def of_others(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    logger.addFilter(of_others)
+    try:
+        yield
+    finally:
+        logger.removeFilter(of_others)
+
+
+@contextlib.contextmanager
 def _dynamo_passes() -> Iterator[None]:
     """Let a function that torch.compile wraps run as it is under the tracer."""
     dynamo = sys.modules.get("torch._dynamo")
@@ -127,7 +144,7 @@ def record(
     Its source is written when it first runs, not by each rewrite: FX keeps every source for good.
     """
     mode = detect_fake_mode(fakes) or new_mode()
-    with mode, _dynamo_passes(), _use_lazy_graph_module(True):
+    with mode, _dynamo_passes(), _use_lazy_graph_module(True), _without_log():
         return make_fx(function, decomposition_table=decompositions)(*fakes)
 
 

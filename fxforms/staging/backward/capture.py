@@ -133,6 +133,11 @@ class CapturedBackward:
         """``saved``, each laid out as it was at the capture."""
         if saved is self.saved:
             return list(saved)
+        if isinstance(saved, torch.Tensor):
+            raise StructureError(
+                f"The captured backward takes one pytree of cotangents, then the sequence of its "
+                f"{len(self.saved)} saved values; got {describe(saved)} in place of that."
+            )
         if len(saved) != len(self.saved):
             raise StructureError(
                 f"The captured backward takes {len(self.saved)} saved values, got {len(saved)}."
