@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -124,14 +123,11 @@ def write_package(
 ) -> None:
     """Compile ``module`` ahead of time into a file with a ``note``, by torch's own packaging."""
     chosen = {"aot_inductor.metadata": {_NOTE: note}, "fallback_random": True}
-    with warnings.catch_warnings():  # torch's own use of what torch deprecates
-        warnings.simplefilter("ignore", FutureWarning)
-        warnings.simplefilter("ignore", DeprecationWarning)
-        exported = torch.export.export(module, args, strict=False)
-        with _lock:
-            torch._inductor.aoti_compile_and_package(
-                exported, package_path=path, inductor_configs=chosen
-            )
+    exported = torch.export.export(module, args, strict=False)
+    with _lock:
+        torch._inductor.aoti_compile_and_package(
+            exported, package_path=path, inductor_configs=chosen
+        )
 
 
 def read_package(path: str) -> tuple[Callable[..., Any], str | None]:

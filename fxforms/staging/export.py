@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -69,7 +70,10 @@ def save(func: Callable[..., Any], path: str | os.PathLike[str], *args: Any) -> 
         )
     text = signature_text(name, args, entry.outputs.leaves)
     tensors = tuple([x.detach() for x in leaves(args) if isinstance(x, torch.Tensor)])
-    backends().write_package(Exported(entry), tensors, os.fspath(path), text)
+    with warnings.catch_warnings():  # torch's own use of what torch deprecates
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        backends().write_package(Exported(entry), tensors, os.fspath(path), text)
 
 
 def load(path: str | os.PathLike[str]) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from fxforms.errors import ArgumentError, describe
 from fxforms.staging import fake
 from fxforms.staging.jitted import carries_tangent
 from fxforms.staging.program import laid_out
-from fxforms.staging.signature import PLAIN
+from fxforms.staging.signature import is_plain
 
 # Values that their repr tells, in any process: True from 1, 0.0 from -0.0.
 _TOLD = (type(None), bool, int, float, complex, str, bytes)
@@ -159,4 +159,6 @@ def shown(value: Any) -> str:
 
 def is_memory(tensor: torch.Tensor) -> bool:
     """False for a subclass, whose numbers may be elsewhere, and for a sparse tensor."""
-    return type(tensor) in PLAIN and tensor.layout is torch.strided
+    if tensor.layout is not torch.strided:
+        return False
+    return is_plain(tensor.resolve_conj().resolve_neg())

@@ -10,7 +10,7 @@ import torch
 from fxforms._tree import PyTreeSpec, flatten, leaf_paths
 from fxforms.errors import ArgumentError, describe, name_of
 
-PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 class Call(NamedTuple):
@@ -163,5 +163,5 @@ def state() -> tuple[Any, ...]:
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """False for what a graph is not traced for: a subclass, another layout, a lazy conjugate."""
-    strided = type(tensor) in PLAIN and tensor.layout is torch.strided
+    strided = type(tensor) in _PLAIN and tensor.layout is torch.strided
     return strided and not (tensor.is_conj() or tensor.is_neg())
