@@ -7,6 +7,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -112,7 +113,7 @@ def is_fake(value: object) -> bool:
 @contextlib.contextmanager
 def _without_log() -> Iterator[None]:
     """Keep torch from printing, with its own frames, what it raises as well."""
-    thread = threading.get_ident()
+    thread = get_ident()
     logger = logging.getLogger("torch._subclasses.fake_tensor")
 
     def of_others(record: logging.LogRecord) -> bool:
