@@ -70,6 +70,11 @@ class _Decorated:
         functools.update_wrapper(self, fun, updated=())
         self.fun = fun
         count = len(self._signature.parameters)
+        if not isinstance(nondiff_argnums, (tuple, list)):
+            raise ArgumentError(
+                f"{name_of(fun)}: nondiff_argnums={nondiff_argnums!r} must be a tuple of "
+                f"positions, such as (0,)."
+            )
         if any(not -count <= i < count for i in nondiff_argnums):
             raise ArgumentError(
                 f"{name_of(fun)}: nondiff_argnums={nondiff_argnums!r} must lie in "

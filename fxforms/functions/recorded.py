@@ -96,12 +96,7 @@ class Call:
     def record(self, ctx: RuleContext, operands: tuple[Any, ...], output: Any) -> tuple[Any, ...]:
         """Take over what ``forward`` left on ``ctx``; returns outputs and residuals."""
         self.single = not isinstance(output, tuple)
-        outputs = tuple(
-            [
-                x.view_as(x) if among(x, operands) and not among(x, ctx.dirty_tensors) else x
-                for x in as_tuple(output)
-            ]
-        )
+        outputs = tuple([apart(x, operands, ctx.dirty_tensors) for x in as_tuple(output)])
         known = [*operands, *outputs]
         self.count = len(outputs)
         if self.count > 1:  # where there is one output, its cotangent is there
@@ -198,6 +193,13 @@ class Call:
             return call.build({ref: put(x) for ref, x in lookup.items()}, needs, forward)
 
         return place
+
+
+def apart(output: Any, operands: tuple[Any, ...], dirty: tuple[torch.Tensor, ...]) -> Any:
+    """``output`` as an object of its own, if it is an operand that ``forward`` left as it was."""
+    if not isinstance(output, torch.Tensor) or not among(output, operands):
+        return output
+    return output if among(output, dirty) else output.view_as(output)
 
 
 def holds_values(attributes: dict[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from fxforms.interpreters.dispatch import current_interpreter
 from fxforms.interpreters.levels import grad_level, jvp_level, vmap_level
+from fxforms.interpreters.negation import register_neg_view
 from fxforms.interpreters.stack import Interpreter, Primitive, below_all_levels
 from fxforms.interpreters.vmap import VmapInfo
 
@@ -15,3 +16,5 @@ __all__ = [
     "jvp_level",
     "vmap_level",
 ]
+
+register_neg_view()

@@ -115,13 +115,22 @@ def compile_module(graph: GraphModule, examples: Sequence[Any]) -> Callable[...,
     return compiled
 
 
-def write_package(module: torch.nn.Module, args: tuple[Any, ...], path: str) -> None:
-    """Compile ``module`` ahead of time into a file, by torch's own packaging."""
+_NOTE = "fxforms"
+
+
+def write_package(
+    module: torch.nn.Module, args: tuple[torch.Tensor, ...], path: str, note: str
+) -> None:
+    """Compile ``module`` ahead of time into a file with a ``note``, by torch's own packaging."""
+    chosen = {"aot_inductor.metadata": {_NOTE: note}, "fallback_random": True}
     exported = torch.export.export(module, args, strict=False)
     with _lock:
-        torch._inductor.aoti_compile_and_package(exported, package_path=path)
+        torch._inductor.aoti_compile_and_package(
+            exported, package_path=path, inductor_configs=chosen
+        )
 
 
-def read_package(path: str) -> Any:
-    """The callable in a file made by :func:`write_package`."""
-    return torch._inductor.aoti_load_package(path)
+def read_package(path: str) -> tuple[Callable[..., Any], str | None]:
+    """The callable in a file made by :func:`write_package`, and the note."""
+    loaded: Any = torch._inductor.aoti_load_package(path)
+    return loaded, loaded.loader.get_metadata().get(_NOTE)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -123,6 +125,22 @@ def tracing() -> bool:
 
 
 @contextlib.contextmanager
+def _without_log() -> Iterator[None]:
+    """Keep torch from printing, with its own frames, what it raises as well."""
+    thread = get_ident()
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+
+    def of_others(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    logger.addFilter(of_others)
+    try:
+        yield
+    finally:
+        logger.removeFilter(of_others)
+
+
+@contextlib.contextmanager
 def _dynamo_passes() -> Iterator[None]:
     """Let a function that torch.compile wraps run as it is under the tracer."""
     dynamo = sys.modules.get("torch._dynamo")
@@ -141,7 +159,7 @@ def record(
     Its source is written when it first runs, not by each rewrite: FX keeps every source for good.
     """
     mode = detect_fake_mode(fakes) or new_mode()
-    with mode, _dynamo_passes(), _use_lazy_graph_module(True):
+    with mode, _dynamo_passes(), _use_lazy_graph_module(True), _without_log():
         return make_fx(function, decomposition_table=decompositions)(*fakes)
 
 

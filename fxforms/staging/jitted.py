@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -97,6 +98,11 @@ class Jitted:
         Captured tensors are its last inputs; what is changed in place are its last outputs.
         """
         return self.entry(args, kwargs).program.traced.graph
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Jitted:
+        """The same of a copy of the function, with nothing traced."""
+        function = copy.deepcopy(self._function, memo)
+        return Jitted(function, *self._static, self._donated, self._dynamic, self._start)
 
     def lower(self, *args: Any, **kwargs: Any) -> GraphModule:
         """The same program in the operators that the compiler is given."""

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from fxforms.errors import translate
 from fxforms.functions.bind import bind
 from fxforms.functions.inline import recorded
 from fxforms.interpreters import Primitive
@@ -27,7 +28,7 @@ from fxforms.staging.draws import draws
 from fxforms.staging.locks import Lock
 from fxforms.staging.nodes import apply_at_level, apply_plain
 from fxforms.staging.trace import Executable, Traced, trace
-from fxforms.staging.watch import CapturedTraced
+from fxforms.staging.watch import CapturedTraced, with_place
 from fxforms.transforms.flat import FlatFunction, is_inexact, pushforward
 
 MAX_DERIVED = 64
@@ -65,7 +66,15 @@ class Program(Primitive):
         dynamic: bool = False,
     ) -> Program:
         """``function`` traced at the signature of ``examples``."""
-        return cls(name, function, trace(function, examples, dynamic), start)
+        try:
+            traced = trace(function, examples, dynamic)
+        except RuntimeError as error:
+            translate(error, f"jit of {name}")
+            placed = with_place(name, error)
+            if placed is not None:
+                raise placed from error
+            raise
+        return cls(name, function, traced, start)
 
     @cached_property
     def layouts(self) -> list[tuple[int, ...]]:

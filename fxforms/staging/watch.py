@@ -39,6 +39,12 @@ _WAYS_OUT = (
     "torch.where, between programs with fxforms.cond, make an argument that decides the program a "
     "static one (static_argnums), or call fxforms.pure_callback for a part that must run in Python."
 )
+_INDEX = (
+    "If this is x[i] with a tensor i of one element, which Python would read, write "
+    "x.index_select(0, i).squeeze(0). "
+)
+_LAYERS = "torch/nn/modules/"
+MAX_TEXT = 100  # of a line of source
 
 
 class CapturedTraced(Exception):
@@ -117,13 +123,30 @@ def user_line() -> str:
 
 
 def place(frames: traceback.StackSummary) -> str:
-    """The innermost of ``frames`` that is not in torch or fxforms."""
-    mine = [frame for frame in frames if not frame.filename.startswith(INSTALLED)]
-    return f"{mine[-1].filename}:{mine[-1].lineno}: {mine[-1].line}" if mine else ""
+    """The innermost of ``frames`` that is not in torch or fxforms, and the layer that it calls."""
+    mine = [i for i, frame in enumerate(frames) if not frame.filename.startswith(INSTALLED)]
+    told = [i for i in mine if frames[i].line] or mine  # without the source, it may be generated
+    if not told:
+        return ""
+    frame = frames[told[-1]]
+    text = frame.line or ""
+    text = text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
+    layers = [x for x in frames[told[-1] + 1 :] if _LAYERS in x.filename and x.name != "__call__"]
+    layer = f" (in {_LAYERS}{layers[-1].filename.split(_LAYERS)[1]})" if layers else ""
+    return f"{frame.filename}:{frame.lineno}: {text}{layer}"
+
+
+def with_place(name: str, error: RuntimeError) -> TraceError | None:
+    """``error`` of an operator, said with the function and the line; None for one of the user."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if type(error) is not RuntimeError or not frames[-1].filename.startswith(INSTALLED):
+        return None
+    return TraceError(f"jit of {name}: {place(frames) or 'in torch'}: {error}")
 
 
 def value_error(error: BaseException) -> ValueNeeded:
     """The error for a value that an operator asked for, in the user's terms."""
     seen = (str(error) or type(error).__name__).splitlines()[0]
-    text = f"{user_line()}: a traced tensor has no value to give ({seen}). {_WAYS_OUT}"
+    hint = _INDEX if "_local_scalar_dense" in seen else ""
+    text = f"{user_line()}: a traced tensor has no value to give ({seen}). {hint}{_WAYS_OUT}"
     return ValueNeeded(text, TRACER)

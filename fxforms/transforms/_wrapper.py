@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from fxforms.errors import ArgumentError, describe
+
 Run = TypeVar("Run", bound=Callable[..., Any])
 _compiling = torch.compiler.is_dynamo_compiling
 _outside_graph: Callable[[Any], Any] = torch.compiler.disable
@@ -30,7 +32,13 @@ def eager(function: Run) -> Run:
 
 
 def transformed(func: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
-    """The user-facing function of a transform of ``func``, computed by ``run``."""
+    """The user-facing function of a transform of ``func``, computed by ``run``.
+
+    Raises ArgumentError if ``func`` is no function.
+    """
+    if not callable(func):
+        api = run.__qualname__.split(".")[0]
+        raise ArgumentError(f"{api} takes a function, got {describe(func)}.")
     wrapped = eager(run)
     functools.update_wrapper(wrapped, func, updated=())
     return wrapped

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -28,6 +29,11 @@ def check_real(
                 f"{api}({name_of(func)}): {what} must be real, got {tensor.dtype}. Differentiate "
                 f"torch.view_as_real of it, or use vjp or jvp."
             )
+
+
+def with_keywords(func: Callable[..., Any], kwargs: dict[str, Any]) -> Callable[..., Any]:
+    """``func`` with arguments that are not differentiated."""
+    return functools.wraps(func, updated=())(functools.partial(func, **kwargs)) if kwargs else func
 
 
 def basis(tensors: Sequence[torch.Tensor], start: int, stop: int) -> list[torch.Tensor]:
@@ -95,9 +101,10 @@ def jacrev(
         chunk_size: rows of the Jacobian computed at a time, to bound memory. With 1, no vmap.
 
     Returns:
-        A function of the same arguments. It returns the Jacobian: the structure of the output, in
-        each place the structure of the chosen argument, in each place a tensor of shape
-        ``output.shape + input.shape``. With ``has_aux``, the pair ``(jacobian, aux)``.
+        A function of the same arguments; those given by keyword are not differentiated. It returns
+        the Jacobian: the structure of the output, in each place the structure of the chosen
+        argument, in each place a tensor of shape ``output.shape + input.shape``. With ``has_aux``,
+        the pair ``(jacobian, aux)``.
 
     Raises:
         ArgumentError: ``argnums`` or ``chunk_size`` is out of range, or an input is not a real
@@ -115,8 +122,9 @@ def jacrev(
             f"jacrev({name_of(func)}, chunk_size={chunk_size}): chunk_size must be positive."
         )
 
-    def run(*args: Any) -> Any:
-        output, pullback, aux = pull(func, args, argnums, has_aux, "jacrev")
+    def run(*args: Any, **kwargs: Any) -> Any:
+        bound = with_keywords(func, kwargs)
+        output, pullback, aux = pull(bound, args, argnums, has_aux, "jacrev")
         jacobian = pull_jacobian(func, output, pullback, chunk_size)
         return (jacobian, aux) if has_aux else jacobian
 
@@ -194,14 +202,14 @@ def jacfwd(
     """
     check_randomness(func, randomness)
 
-    def run(*args: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
         positions = select(argnums, len(args), "jacfwd", func)
         chosen = tuple([args[i] for i in positions])
         inputs, in_spec = flatten(chosen)
         check_inputs(inputs, chosen, "args", "jacfwd", func)
         check_real(inputs, "the inputs", "jacfwd", func)
         outputs, columns, spec, aux = push_columns(
-            func, args, positions, inputs, in_spec, has_aux, randomness
+            with_keywords(func, kwargs), args, positions, inputs, in_spec, has_aux, randomness
         )
         check_real(outputs, "the outputs", "jacfwd", func)
         built = []
@@ -272,11 +280,12 @@ def hessian(func: Callable[..., Any], argnums: Argnums = 0) -> Callable[..., Any
     gradient = jacrev(func, argnums)
     forward = jacfwd(gradient, argnums)
 
-    def run(*args: Any) -> Any:
-        first, pullback, _ = pull(gradient, args, argnums, False, "hessian")
+    def run(*args: Any, **kwargs: Any) -> Any:
+        bound = with_keywords(gradient, kwargs)
+        first, pullback, _ = pull(bound, args, argnums, False, "hessian")
         rows = sum(x.numel() for x in flatten(first)[0])
         if rows > sum(x.numel() for x in pullback.leaves.tensors):
-            return forward(*args)
+            return forward(*args, **kwargs)
         return pull_jacobian(func, first, pullback, None)
 
     return transformed(func, run)

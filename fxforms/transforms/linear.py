@@ -104,5 +104,6 @@ def hvp(func: Callable[..., Any], primals: Any, tangents: Any, *, has_aux: bool 
         found, value, aux = evaluate("hvp", func, every, has_aux, args, {})
         return found, (value, aux)
 
+    gradient.__name__ = name_of(func)
     _, product, value = push(gradient, primals, tangents, None, False, True, "hvp")
     return (value[0], product, value[1]) if has_aux else (value[0], product)

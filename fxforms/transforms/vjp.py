@@ -54,7 +54,14 @@ class Pullback:
 
         Raises:
             StructureError: ``cotangents`` is not like the output.
+            ArgumentError: cotangents are given one by one.
         """
+        if not isinstance(retain_graph, int) or not isinstance(create_graph, (int, type(None))):
+            raise ArgumentError(
+                f"{self._api}({name_of(self._func)}): the pullback takes one pytree of cotangents, "
+                f"in the structure of the output, {show(self._spec)}. Write pullback((a, b)) for "
+                f"the output (x, y)."
+            )
         flat, spec = flatten(cotangents)
         if spec is not self._spec and spec != self._spec:
             raise StructureError(

@@ -238,3 +238,37 @@ def test_an_output_that_the_rules_use(function: Any, outer: str, inner: str) -> 
     third = y * (1 - y) * (1 - 6 * y + 6 * y**2)
     scalar = lambda x: nest(function.apply)(x)  # noqa: E731
     assert_close(fxforms.vmap(fxforms.grad(scalar))(x), third)
+
+
+class Flagged(fxforms.Function):
+    """Returns an argument that is no tensor beside its output, in the combined form."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, flag: Any) -> tuple[Tensor, None, Any]:
+        ctx.save_for_backward(x)
+        return x.sin(), None, flag
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, *_: Any) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        return g * x.cos(), None
+
+
+@pytest.mark.parametrize("flag", ["s", 2.0, True, [1]])
+def test_the_combined_form_may_return_an_argument_that_is_no_tensor(flag: Any) -> None:
+    x = vec(3)
+
+    def f(x: Tensor) -> Tensor:
+        y, none, found = Flagged.apply(x, flag)
+        assert none is None
+        assert found == flag
+        return y.sum()
+
+    assert_close(fxforms.grad(f)(x), x.cos())
+    assert_close(fxforms.hessian(f)(x), torch.diag(-x.sin()))
+    assert_close(fxforms.vmap(fxforms.grad(f))(x), x.cos())
+    assert_close(fxforms.jvp(f, (x,), (x,))[1], (x * x.cos()).sum())
+    assert_close(fxforms.jit(fxforms.grad(f), backend="eager")(x), x.cos())
+    leaf = x.clone().requires_grad_()
+    f(leaf).backward()
+    assert_close(leaf.grad, x.cos())

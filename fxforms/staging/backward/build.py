@@ -24,7 +24,7 @@ from fxforms.staging.backward.graph_nodes import (
     tensor_hook_node,
     zeros_like,
 )
-from fxforms.staging.backward.opaque_steps import run_unpack
+from fxforms.staging.backward.opaque_steps import differentiated_once, run_unpack
 from fxforms.staging.backward.steps import Kind, Program, Slot, Step
 
 
@@ -35,8 +35,16 @@ class Builder:
     of a slot that is none.
     """
 
-    def __init__(self, program: Program, values: list[Any], cotangents: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        values: list[Any],
+        cotangents: Sequence[Any],
+        outputs: Sequence[torch.Tensor],
+    ) -> None:
+        """``outputs``: what the pass is of."""
         self.program = program
+        self.outputs = outputs
         self.values = values
         self.mode = engine.fake_mode()
         self.root = torch.nn.Module()
@@ -76,7 +84,8 @@ class Builder:
         for step in self.steps:
             if step.kind is Kind.UNPACK:
                 (slot,) = step.results
-                self.values[slot.place] = run_unpack(*step.given(self.values))[0]
+                value = run_unpack(*step.given(self.values))[0]
+                self.values[slot.place] = differentiated_once(value, self.outputs)
         made = {slot for step in self.steps for slot in step.results if step.kind != Kind.UNPACK}
         for slot in dict.fromkeys(x for step in self.steps for x in reads(step)):
             value = self.values[slot.place]

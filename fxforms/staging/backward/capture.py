@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fxforms import _substrate as substrate
-from fxforms._tree import PyTreeSpec, flatten
+from fxforms._tree import PyTreeSpec, flatten, show
 from fxforms.errors import ArgumentError, MutationError, StructureError, UnsupportedError, describe
 from fxforms.staging.backward.build import Builder
 from fxforms.staging.backward.partition import compile_parts
@@ -119,7 +119,7 @@ class CapturedBackward:
         if spec != self._structure[0]:
             raise StructureError(
                 f"The captured backward takes cotangents in the structure of the outputs, "
-                f"{self._structure[0]}, got {spec}."
+                f"{show(self._structure[0])}, got {show(spec)}."
             )
         for index, (x, like) in enumerate(zip(flat, self._likes)):
             if not isinstance(x, torch.Tensor) or x.shape != like.shape or x.dtype != like.dtype:
@@ -133,6 +133,11 @@ class CapturedBackward:
         """``saved``, each laid out as it was at the capture."""
         if saved is self.saved:
             return list(saved)
+        if isinstance(saved, torch.Tensor):
+            raise StructureError(
+                f"The captured backward takes one pytree of cotangents, then the sequence of its "
+                f"{len(self.saved)} saved values; got {describe(saved)} in place of that."
+            )
         if len(saved) != len(self.saved):
             raise StructureError(
                 f"The captured backward takes {len(self.saved)} saved values, got {len(saved)}."
@@ -202,7 +207,7 @@ def capture_backward(outputs: Any, inputs: Any = None) -> CapturedBackward:
         check_tensors(wanted, "inputs")
     cotangents = [torch.zeros_like(x) for x in flat]
     program, values = recorded(flat, cotangents, None if inputs is None else wanted)
-    builder = Builder(program, values, cotangents)
+    builder = Builder(program, values, cotangents, flat)
     graph_module = builder.build()
     if inputs is None:
         wanted, wanted_spec = flatten([leaf for leaf, _ in builder.grads.values()])

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fxforms.errors import GradientError
+from fxforms.errors import GradientError, UnsupportedError
 from fxforms.functions.adopt import adopt
 from fxforms.functions.context import as_tuple
 from fxforms.staging.backward import engine
@@ -107,6 +107,42 @@ def run_post_accumulate_hook(hook: Any, variable: torch.Tensor) -> list[Any]:
 def run_unpack(hook: Any, packed: Any) -> list[Any]:
     """A saved tensor that a hook had packed."""
     return [hook(packed)]
+
+
+class Unpacked(torch.autograd.Function):
+    """What a hook unpacked, made to depend on ``sources`` by a derivative that is an error.
+
+    The engine gives it the history of what was packed; that is not told.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, *sources: torch.Tensor) -> torch.Tensor:
+        """``value``."""
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Raises UnsupportedError."""
+        raise UnsupportedError(
+            "A second derivative through a captured backward pass needs the history of a saved "
+            "tensor that a hook had packed (checkpoint(..., use_reentrant=False), save_on_cpu, "
+            "saved_tensors_hooks), which it does not have. Take this pass by eager autograd "
+            "(create_graph=True outside of compiled_backward), or without those hooks."
+        )
+
+
+def differentiated_once(value: Any, sources: Sequence[torch.Tensor]) -> Any:
+    """``value``, which a hook unpacked; a derivative through it by any of ``sources`` fails."""
+    if not sources or not isinstance(value, torch.Tensor) or value.requires_grad:
+        return value
+    if not (value.is_floating_point() or value.is_complex()):
+        return value
+    return Unpacked.apply(value, *sources)  # type: ignore[no-untyped-call]
+
+
+def followed(values: Sequence[Any]) -> list[torch.Tensor]:
+    """The tensors among ``values`` that autograd follows."""
+    return [x for x in values if isinstance(x, torch.Tensor) and x.requires_grad]
 
 
 RUN: dict[Kind, Callable[..., Sequence[Any]]] = {

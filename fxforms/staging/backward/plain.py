@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from fxforms.staging.backward.formulas import run_formula
-from fxforms.staging.backward.opaque_steps import RUN
-from fxforms.staging.backward.steps import Program, Step
+from fxforms.staging.backward.opaque_steps import RUN, differentiated_once, followed
+from fxforms.staging.backward.steps import Kind, Program, Step
 
 
 def run_plain(program: Program, values: list[Any]) -> list[Any]:
     """One pass."""
+    sources = followed(values) if torch.is_grad_enabled() else []
     for step, dead in program.last_uses():
         perform(step, values)
+        if sources and step.kind is Kind.UNPACK:
+            (slot,) = step.results
+            values[slot.place] = differentiated_once(values[slot.place], sources)
         release(dead, values)
     return program.results(values)
 

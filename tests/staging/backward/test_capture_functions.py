@@ -177,6 +177,23 @@ def test_checkpointed_code() -> None:
     torch.testing.assert_close(backward(g), wanted)
 
 
+def test_a_second_derivative_of_checkpointed_code_is_an_error() -> None:
+    w, g = leaf(3), torch.ones((), dtype=torch.double)
+    function = torch.utils.checkpoint.checkpoint
+    packed = fxforms.capture_backward(function(torch.sin, w, use_reentrant=False).sum(), w)
+    y = (function(torch.sin, w, use_reentrant=False) * w).sum()
+    found = fxforms.capture_backward(y, w)(g)
+    torch.testing.assert_close(found, w.cos() * w + w.sin())
+    for first in (found, packed(g)):
+        with pytest.raises(fxforms.errors.UnsupportedError, match="use_reentrant=False"):
+            torch.autograd.grad(first.sum(), w)
+    with fxforms.compiled_backward(lambda graph, examples: graph):
+        (first,) = torch.autograd.grad(y, w, create_graph=True)
+    torch.testing.assert_close(first, w.cos() * w + w.sin())
+    with pytest.raises(fxforms.errors.UnsupportedError, match="save_on_cpu"):
+        torch.autograd.grad(first.sum(), w)
+
+
 class Pair(fxforms.Function):
     """``{"p": a * b, "q": [scale * sin(a)]}`` of a dict of tensors."""
 
