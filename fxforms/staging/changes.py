@@ -15,6 +15,14 @@ from fxforms.staging import fake
 Holder = tuple[Any, dict[Any, Any]]  # a container, and what was in it by key
 
 
+class CapturedTraced(Exception):
+    """The function must run as it is.
+
+    It uses a tensor of a transform outside of ``jit`` that is not its argument, or it records what
+    it does under ``enable_grad`` where its caller has recording off.
+    """
+
+
 def holders(tree: Any) -> list[Holder]:
     """The containers in ``tree``, each with a shallow copy of what it holds."""
     found: list[Holder] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -15,7 +15,7 @@ from fxforms import _substrate as substrate
 from fxforms.errors import TraceError, name_of
 from fxforms.staging import compiler
 from fxforms.staging.captures import Captures
-from fxforms.staging.changes import holders, refuse_changed
+from fxforms.staging.changes import CapturedTraced, holders, refuse_changed
 from fxforms.staging.entry import Entry, Outputs, never
 from fxforms.staging.history import CacheInfo, History
 from fxforms.staging.leaks import without_leaks
@@ -24,6 +24,8 @@ from fxforms.staging.method import Method
 from fxforms.staging.program import Program
 from fxforms.staging.signature import (
     Call,
+    carries_tangent,
+    is_followed,
     is_plain,
     key_of,
     put_together,
@@ -31,7 +33,6 @@ from fxforms.staging.signature import (
     take_apart,
     tensors_of,
 )
-from fxforms.staging.watch import CapturedTraced
 
 MAX_ENTRIES = 256
 MAX_VARIANTS = 8
@@ -292,15 +293,3 @@ def holds(captures: Captures) -> bool:
         return captures.unchanged()
     except Exception:  # a variable is gone
         return False
-
-
-def is_followed(tensors: Sequence[torch.Tensor]) -> bool:
-    """True if a derivative of a call on ``tensors`` is staged as well."""
-    return substrate.transforms_active() or any(x.requires_grad for x in tensors)
-
-
-def carries_tangent(tensors: Sequence[torch.Tensor]) -> bool:
-    """True if plain forward mode (``torch.autograd.forward_ad``) follows one of ``tensors``."""
-    if substrate.transforms_active() or not substrate.dual_level_open():
-        return False
-    return any(substrate.tangent_of(x) is not None for x in tensors)

@@ -8,10 +8,9 @@ import torch
 
 from fxforms._tree import map_tensors
 from fxforms.staging import fake
-from fxforms.staging.changes import form
+from fxforms.staging.changes import CapturedTraced, form
 from fxforms.staging.graphs import writes
 from fxforms.staging.simplify import MISSING_TANGENT
-from fxforms.staging.watch import CapturedTraced
 
 _FRESH = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 

@@ -23,12 +23,13 @@ from fxforms.functions.bind import bind
 from fxforms.functions.inline import recorded
 from fxforms.interpreters import Primitive
 from fxforms.staging.branches import runnable
+from fxforms.staging.changes import CapturedTraced
 from fxforms.staging.derivatives import NoParts, flat, joint_parts, mapped, pullback
 from fxforms.staging.draws import draws
 from fxforms.staging.locks import Lock
 from fxforms.staging.nodes import apply_at_level, apply_plain
 from fxforms.staging.trace import Executable, Traced, trace
-from fxforms.staging.watch import CapturedTraced, with_place
+from fxforms.staging.watch import with_place
 from fxforms.transforms.flat import FlatFunction, is_inexact, pushforward
 
 MAX_DERIVED = 64

@@ -12,9 +12,8 @@ from fxforms import _substrate as substrate
 from fxforms._tree import flatten, leaf_paths, show
 from fxforms.errors import ArgumentError, describe
 from fxforms.staging import fake
-from fxforms.staging.jitted import carries_tangent
 from fxforms.staging.program import laid_out
-from fxforms.staging.signature import is_plain
+from fxforms.staging.signature import carries_tangent, is_plain
 
 # Values that their repr tells, in any process: True from 1, 0.0 from -0.0.
 _TOLD = (type(None), bool, int, float, complex, str, bytes)

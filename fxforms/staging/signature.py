@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fxforms import _substrate as substrate
 from fxforms._tree import PyTreeSpec, flatten, leaf_paths
 from fxforms.errors import ArgumentError, describe, name_of
 
@@ -171,3 +172,15 @@ def is_plain(tensor: torch.Tensor) -> bool:
     if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
         return False
     return not (tensor.is_conj() or tensor.is_neg() or tensor.is_nested or tensor.is_quantized)
+
+
+def is_followed(tensors: Sequence[torch.Tensor]) -> bool:
+    """True if a derivative of a call on ``tensors`` is staged as well."""
+    return substrate.transforms_active() or any(x.requires_grad for x in tensors)
+
+
+def carries_tangent(tensors: Sequence[torch.Tensor]) -> bool:
+    """True if plain forward mode (``torch.autograd.forward_ad``) follows one of ``tensors``."""
+    if substrate.transforms_active() or not substrate.dual_level_open():
+        return False
+    return any(substrate.tangent_of(x) is not None for x in tensors)

@@ -15,7 +15,7 @@ from fxforms.errors import TraceError, describe
 from fxforms.functions.opaque import ValueNeeded
 from fxforms.staging import fake
 from fxforms.staging.branches import TRACER
-from fxforms.staging.changes import ATTRIBUTES, Attributes
+from fxforms.staging.changes import ATTRIBUTES, Attributes, CapturedTraced
 from fxforms.staging.reads import INSTALLED
 
 _T = torch.Tensor
@@ -45,14 +45,6 @@ _INDEX = (
 )
 _LAYERS = "torch/nn/modules/"
 MAX_TEXT = 100  # of a line of source
-
-
-class CapturedTraced(Exception):
-    """The function must run as it is.
-
-    It uses a tensor of a transform outside of ``jit`` that is not its argument, or it records what
-    it does under ``enable_grad`` where its caller has recording off.
-    """
 
 
 class PerhapsCaptured(Exception):
