@@ -20,6 +20,7 @@ from fxforms.staging.signature import form_of
 
 _CONTAINERS = (tuple, list, dict, set, frozenset)
 _missing = object()
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _HELPERS = {"same": same, "snapshot": snapshot, "missing": _missing, "form_of": form_of}
 
 
@@ -207,8 +208,8 @@ class Captures:
     def _walk_module(self, module: torch.nn.Module) -> None:
         name = self._name(module)
         self._check(f"{name}.training is {module.training}")
-        hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
-        self._check(f"len({name}._forward_hooks) + len({name}._forward_pre_hooks) == {hooks}")
+        for part in _HOOKS:
+            self._note_table(f"{name}.{part}", getattr(module, part))
         self.holders.append((type(module).__name__, vars(module)))
         own = vars(module).get("forward")  # bound to this module alone
         self._check(f"{self._name(vars(module))}.get('forward') is {self._name(own)}")
@@ -216,14 +217,18 @@ class Captures:
         for part in ("_parameters", "_buffers", "_modules"):
             table = getattr(module, part)
             if table:
-                self._check(f"len({self._name(table)}) == {len(table)}")
-            for key, value in table.items():
-                self._check(f"{self._name(table)}.get({key!r}) is {self._name(value)}")
-                if value is not None:
-                    self.walk(value)
+                self._note_table(self._name(table), table)
         forward: Any = type(module).forward
         if isinstance(forward, types.FunctionType):
             self._walk_function(forward, self._owner(forward, module))
+
+    def _note_table(self, text: str, table: dict[Any, Any]) -> None:
+        """What ``table``, which is found at ``text``, holds by which key."""
+        self._check(f"len({text}) == {len(table)}" if table else f"not {text}")
+        for key, value in table.items():
+            self._check(f"{text}.get({key!r}) is {self._name(value)}")
+            if value is not None:
+                self.walk(value)
 
     def _walk_function(self, function: types.FunctionType, arguments: dict[str, Any]) -> None:
         """The variables that ``function`` reads; some of its arguments are these objects."""

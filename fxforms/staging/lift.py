@@ -12,7 +12,8 @@ from fxforms.staging.changes import CapturedTraced, form
 from fxforms.staging.graphs import writes
 from fxforms.staging.simplify import MISSING_TANGENT
 
-_FRESH = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
+_aten = torch.ops.aten
+_FRESH = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default)
 
 
 class Lift(fake.DispatchMode):  # type: ignore[no-untyped-call]
@@ -71,6 +72,8 @@ class Lift(fake.DispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if func is _aten.native_batch_norm.default and args[3] is not None:
+            func = _aten._native_batch_norm_legit.default  # its schema tells what it writes to
         if writes(func):
             refuse_recorded(args[0])
         if func not in _FRESH:

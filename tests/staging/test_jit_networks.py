@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import gc
 import types
 import weakref
@@ -181,3 +183,67 @@ def test_a_captured_tensor_of_a_transform_is_told_where_a_graph_is_asked_for() -
     with pytest.raises(errors.TraceError, match="Pass the tensor as an argument"):
         grad(f)(torch.ones(2))
     assert grad(torch.sin)(torch.tensor(0.0)) == 1.0
+
+
+class TestBatchNorm:
+    """Running statistics are those of eager mode, whatever is done with the output."""
+
+    @pytest.mark.parametrize(
+        "use",
+        [
+            lambda m, x: (m(x), None)[1],
+            lambda m, x: m(x) + m(x),
+            lambda m, x: m(x).detach() * m(x),
+            lambda m, x: m(x).sum(),
+        ],
+        ids=["unused", "twice", "twice, once detached", "once"],
+    )
+    @pytest.mark.parametrize("module", [torch.nn.BatchNorm1d(3), torch.nn.InstanceNorm1d(3)])
+    def test_statistics(self, use: Any, module: torch.nn.Module) -> None:
+        x = torch.arange(24.0).reshape(2, 3, 4) ** 0.5
+        module = copy.deepcopy(module)
+        twin = copy.deepcopy(module)
+        staged = fxforms.jit(lambda x: use(module, x), backend="eager")
+        for _ in range(3):
+            torch.testing.assert_close(staged(x), use(twin, x))
+            torch.testing.assert_close(module.state_dict(), twin.state_dict())
+
+    def test_a_second_derivative_updates_once(self) -> None:
+        x = (torch.arange(15.0).reshape(5, 3) ** 0.5).requires_grad_()
+        module = torch.nn.BatchNorm1d(3)
+        twin = copy.deepcopy(module)
+        found = []
+        for f in (fxforms.jit(lambda x: module(x).pow(3).sum(), backend="eager"), lambda x: twin(x).pow(3).sum()):
+            (slope,) = torch.autograd.grad(f(x), x, create_graph=True)
+            found.append(torch.autograd.grad(slope.pow(2).sum(), x)[0])
+        torch.testing.assert_close(*found)
+        torch.testing.assert_close(module.state_dict(), twin.state_dict())
+
+
+def test_a_hook_of_a_module_that_is_replaced() -> None:
+    layer, x = torch.nn.Linear(3, 1), torch.ones(3)
+    plain = layer(x).detach()
+    f = fxforms.jit(lambda x: layer(x).detach(), backend="eager")
+    handle = layer.register_forward_hook(lambda m, a, o: o * 2)
+    torch.testing.assert_close(f(x), plain * 2)
+    handle.remove()
+    factor = [3.0]
+    layer.register_forward_hook(lambda m, a, o: o * factor[0])
+    torch.testing.assert_close(f(x), plain * 3)
+    factor[0] = 5.0
+    torch.testing.assert_close(f(x), plain * 5)
+
+
+def test_a_backward_hook_of_a_module_that_comes_later() -> None:
+    layer = torch.nn.Linear(3, 1)
+    f = fxforms.jit(lambda x: layer(x).sum(), backend="eager")
+    x = torch.ones(3, requires_grad=True)
+    f(x).backward()
+    handle = layer.register_full_backward_hook(lambda m, i, o: (i[0] * 2,))
+    x.grad = None
+    f(x).backward()
+    torch.testing.assert_close(x.grad, 2 * layer.weight[0].detach())
+    handle.remove()
+    x.grad = None
+    f(x).backward()
+    torch.testing.assert_close(x.grad, layer.weight[0].detach())
