@@ -181,7 +181,7 @@ def staged(tracer: Tracer, pred: torch.Tensor, branches: Pair, operands: tuple[A
     known = [*tensors, *captured]
     flat = partial(flat_branch, put=put, count=len(tensors), known=known)
     both = flat(branches[0]), flat(branches[1])
-    choice = Choice(tracer.choose, both, [is_inexact(x) for x in likes])
+    choice = Choice(tracer, both, [is_inexact(x) for x in likes])
     return restore(choice.bind(pred, *map(presented, known)))
 
 
