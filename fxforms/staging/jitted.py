@@ -186,7 +186,7 @@ class Jitted:
         key = key_of(self._function, call, symbols)
         with self._lock:
             refused = self._refused.get(key)
-            if refused is not None and holds(refused):
+            if refused is not None and refused.hold():
                 raise CapturedTraced
             if not symbols:
                 return self._find(key, call)
@@ -230,7 +230,7 @@ class Jitted:
         is captured, and where Python is called, which knows no symbols.
         """
         variants = self._entries.get(key, [])
-        if len(variants) >= MAX_VARIANTS and variants[0].captures.unchanged():
+        if len(variants) >= MAX_VARIANTS and variants[0].captures.hold():
             return None
         try:
             entry = self._trace(call, True)
@@ -285,11 +285,3 @@ class Jitted:
         likes = [torch.empty(0)] * sum(call.where)
         args, _ = put_together(call, likes, *self._static)
         return tensors_of(args, self._donated)
-
-
-def holds(captures: Captures) -> bool:
-    """True while no captured variable has changed."""
-    try:
-        return captures.unchanged()
-    except Exception:  # a variable is gone
-        return False
