@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 
 import torch
 
-from fxforms.distributed.agent import Origin, RpcAgent, prepare
+from fxforms.distributed.agent import Origin, RpcAgent, giver, prepare
 from fxforms.distributed.autograd_commands import (
     CleanupAutogradContextReq,
     CleanupAutogradContextResp,
@@ -104,7 +104,7 @@ class Contexts:
         if found is not None:
             return found
         with self._lock:
-            if id not in self._released and id >> 48 not in self._agent.lost:
+            if id not in self._released and giver(id) not in self._agent.lost:
                 return self._alive.setdefault(id, AutogradContext(id))
         return self.get(id)
 
@@ -168,7 +168,7 @@ class Contexts:
     def drop_those_of(self, worker: WorkerInfo) -> None:
         """Release the contexts that a dead worker began."""
         for id in list(self._alive):
-            if id >> 48 == worker.id:
+            if giver(id) == worker.id:
                 self.release(id, worker.id)
 
 

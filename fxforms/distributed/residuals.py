@@ -17,7 +17,7 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from fxforms import _substrate as substrate
-from fxforms.distributed.agent import RpcAgent, prepare
+from fxforms.distributed.agent import RpcAgent, giver, prepare
 from fxforms.distributed.calls import call_command, send_command
 from fxforms.distributed.current import current_agent
 from fxforms.distributed.functions import RECV, as_inputs, edge_of
@@ -181,7 +181,7 @@ def keep(
     moving = [x.requires_grad for x in outputs]
     recorded = [x for x in outputs if x.requires_grad]
     if recorded:
-        kept = Kept(handle >> 48, edges, [x.to("meta") for x in like], recorded)
+        kept = Kept(giver(handle), edges, [x.to("meta") for x in like], recorded)
         _residuals().add(handle, kept)
     captured = not maps and has_others(recorded, edges)
     detached = tuple([x.detach() for x in outputs])
