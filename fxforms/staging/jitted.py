@@ -65,7 +65,7 @@ class Jitted:
         """Forget every traced signature."""
         with self._lock:
             self._entries: OrderedDict[Any, list[Entry]] = OrderedDict()
-            self._numbered: set[Any] = set()
+            self._numbered: OrderedDict[Any, None] = OrderedDict()
             self._refused: OrderedDict[Any, Captures] = OrderedDict()
             self._hits = self._misses = 0
             self.history.last_key = None
@@ -196,7 +196,8 @@ class Jitted:
                 if entry is not None:
                     return (entry, False) if known else self._add(key, entry)
             found = self._find(key_of(self._function, call, False), call)
-            self._numbered.add(key)
+            self._numbered[key] = None
+            trim(self._numbered)
             return found
 
     def _find(self, key: Any, call: Call) -> tuple[Entry, bool]:
@@ -274,8 +275,7 @@ class Jitted:
             key = key_of(self._function, call, self._dynamic and not is_followed(call.tensors))
             captures.settle()
             self._refused[key] = captures
-            if len(self._refused) > MAX_ENTRIES:
-                self._refused.popitem(last=False)
+            trim(self._refused)
         raise CapturedTraced
 
     def _donations(self, call: Call) -> list[int]:
@@ -285,3 +285,9 @@ class Jitted:
         likes = [torch.empty(0)] * sum(call.where)
         args, _ = put_together(call, likes, *self._static)
         return tensors_of(args, self._donated)
+
+
+def trim(table: OrderedDict[Any, Any]) -> None:
+    """Drop the oldest entry of ``table`` if there are too many: its key keeps static values."""
+    if len(table) > MAX_ENTRIES:
+        table.popitem(last=False)
