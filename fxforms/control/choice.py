@@ -11,13 +11,14 @@ other has none.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from fxforms import _substrate as substrate
 from fxforms.functions.bind import bind, live
 from fxforms.functions.inline import recorded
+from fxforms.functions.opaque import Tracer
 from fxforms.functions.single_level import apply_single_level
 from fxforms.interpreters import Primitive, VmapInfo, current_interpreter
 from fxforms.interpreters.grad import GradInterpreter
@@ -33,25 +34,16 @@ from fxforms.transforms.flat import (
 Branches = tuple[FlatFunction, FlatFunction]
 
 
-class Choose(Protocol):
-    """How a tracer puts a choice into its graph."""
-
-    def __call__(
-        self, pred: torch.Tensor, branches: Branches, operands: Tensors, again: bool
-    ) -> Tensors:
-        """The traced outputs; ``again``: the branches repeat what has run before."""
-
-
 class Choice(Primitive):
     """The branch for true, or the one for false; operand 0 of a call is the predicate."""
 
     __name__ = "cond"
 
     def __init__(
-        self, choose: Choose, branches: Branches, inexact: Sequence[bool], again: bool = False
+        self, tracer: Tracer, branches: Branches, inexact: Sequence[bool], again: bool = False
     ) -> None:
-        """``inexact``: which outputs have a derivative; ``again``: see :class:`Choose`."""
-        self.choose = choose
+        """``inexact``: which outputs have a derivative; ``again``: see :class:`Tracer`."""
+        self.tracer = tracer
         self.branches = branches
         self.inexact = inexact
         self.again = again
@@ -62,7 +54,7 @@ class Choice(Primitive):
             apply: Any = PlainNode.apply
             outputs: Tensors = apply(self, *operands)
             return outputs
-        return self.choose(operands[0], self.branches, operands[1:], self.again)
+        return self.tracer.choose(operands[0], self.branches, operands[1:], self.again)
 
     def bind(self, *operands: torch.Tensor) -> Tensors:
         """The operator, at the level now on top."""
@@ -117,7 +109,7 @@ class Choice(Primitive):
     ) -> Choice:
         """The choice between what ``change`` makes of the branches."""
         changed = change(self.branches[0]), change(self.branches[1])
-        return Choice(self.choose, changed, inexact, again)
+        return Choice(self.tracer, changed, inexact, again)
 
 
 def remember(ctx: Any, choice: Choice, operands: Tensors, outputs: Tensors) -> None:

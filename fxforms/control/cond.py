@@ -16,14 +16,14 @@ from fxforms.errors import ArgumentError, MutationError, StructureError, describ
 from fxforms.functions.inline import has_tangent
 from fxforms.functions.opaque import Tracer, ValueNeeded
 from fxforms.functions.presented import presented
+from fxforms.transforms._wrapper import eager
 from fxforms.transforms.flat import Tensors, is_inexact
 
 Pair = tuple[Callable[..., Any], Callable[..., Any]]
 Put = Callable[[Sequence[Any]], Any]
-_compiling = torch.compiler.is_dynamo_compiling
-_outside_graph: Callable[[Any], Any] = torch.compiler.disable
 
 
+@eager
 def cond(
     pred: torch.Tensor | bool,
     true_fn: Callable[..., Any],
@@ -64,8 +64,6 @@ def cond(
 
     The meaning is that of ``jax.lax.cond``, and the names are those of ``torch.cond``.
     """
-    if _compiling():
-        return _outside_graph(cond)(pred, true_fn, false_fn, *operands)
     branches = true_fn, false_fn
     if isinstance(pred, bool):
         return branches[not pred](*operands)
@@ -181,7 +179,7 @@ def staged(tracer: Tracer, pred: torch.Tensor, branches: Pair, operands: tuple[A
     known = [*tensors, *captured]
     flat = partial(flat_branch, put=put, count=len(tensors), known=known)
     both = flat(branches[0]), flat(branches[1])
-    choice = Choice(tracer.choose, both, [is_inexact(x) for x in likes])
+    choice = Choice(tracer, both, [is_inexact(x) for x in likes])
     return restore(choice.bind(pred, *map(presented, known)))
 
 

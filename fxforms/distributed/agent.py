@@ -37,6 +37,7 @@ class Origin:
 Respond = Callable[[Origin, Message], Message]
 
 _preparations: list[Callable[[RpcAgent], None]] = []
+_COUNTER_BITS = 48  # of the 64 of an id that a worker gives
 
 
 def prepare(preparation: Callable[[RpcAgent], None]) -> Callable[[RpcAgent], None]:
@@ -75,7 +76,7 @@ class RpcAgent(ABC):
         for worker in workers:
             self._workers[worker.name] = self._workers[worker.id] = worker
         self._respond = respond
-        self._unique = itertools.count((info.id << 48) + 1)
+        self._unique = itertools.count((info.id << _COUNTER_BITS) + 1)
         self._requests = Requests(self._unread)
         self._serving: set[tuple[int, int]] = set()
         self.closed = threading.Event()
@@ -174,7 +175,7 @@ class RpcAgent(ABC):
             self._requests.fail(message.id, error)
 
     def new_id(self) -> int:
-        """A number that no other worker gives: its id in the high 16 bits, a counter in 48."""
+        """A number that no other worker gives: its id in the high bits, then a counter."""
         return next(self._unique)
 
     def asking(self) -> int:
@@ -269,6 +270,11 @@ class RpcAgent(ABC):
         for id, request in self._requests.late():
             # Not in this thread: what waits for the future may run code of the user.
             self.pool.submit(self._requests.fail, id, request.late())
+
+
+def giver(id: int) -> int:
+    """The worker whose `new_id` gave ``id``."""
+    return id >> _COUNTER_BITS
 
 
 def isolated(message: Message) -> Message:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import torch
 
-from fxforms.distributed.agent import Origin, RpcAgent, prepare
+from fxforms.distributed.agent import Origin, RpcAgent, giver, prepare
 from fxforms.distributed.autograd_commands import (
     CleanupAutogradContextReq,
     CleanupAutogradContextResp,
@@ -20,11 +19,11 @@ from fxforms.distributed.current import current_agent
 from fxforms.distributed.functions import SendRpcBackward
 from fxforms.distributed.message import MessageType
 from fxforms.distributed.passes import Passes
+from fxforms.distributed.remembered import Remembered
 from fxforms.distributed.requests import WorkerInfo
 from fxforms.errors import ArgumentError, RpcError
 
 _PATIENCE = 0.005  # seconds that a release waits for a call to go with
-_REMEMBERED = 4096  # ids of released contexts that are kept, so that none comes to life again
 
 
 class AutogradContext:
@@ -77,7 +76,7 @@ class Contexts:
         self._agent = agent
         self._lock = threading.Lock()
         self._alive: dict[int, AutogradContext] = {}
-        self._released: OrderedDict[int, None] = OrderedDict()
+        self._released = Remembered()  # so that none comes to life again
         self._untold: dict[int, list[int]] = {}
         self._some = threading.Event()
 
@@ -105,7 +104,7 @@ class Contexts:
         if found is not None:
             return found
         with self._lock:
-            if id not in self._released and id >> 48 not in self._agent.lost:
+            if id not in self._released and giver(id) not in self._agent.lost:
                 return self._alive.setdefault(id, AutogradContext(id))
         return self.get(id)
 
@@ -123,9 +122,7 @@ class Contexts:
         They are told by the next call to them, or soon by `tell_released`.
         """
         with self._lock:
-            self._released[id] = None
-            if len(self._released) > _REMEMBERED:
-                self._released.popitem(last=False)
+            self._released.add(id)
             context = self._alive.pop(id, None)
         if context is None:
             return
@@ -171,7 +168,7 @@ class Contexts:
     def drop_those_of(self, worker: WorkerInfo) -> None:
         """Release the contexts that a dead worker began."""
         for id in list(self._alive):
-            if id >> 48 == worker.id:
+            if giver(id) == worker.id:
                 self.release(id, worker.id)
 
 

@@ -15,6 +15,7 @@ from fxforms.distributed.functions import NO_CONTEXT, SendRpcBackward, Source, a
 from fxforms.distributed.message import Message, MessageType
 from fxforms.distributed.requests import WorkerInfo
 from fxforms.errors import UnsupportedError
+from fxforms.functions.inline import any_dual
 
 
 def _with_send(agent: RpcAgent, context: AutogradContext, message: Message) -> RpcWithAutograd:
@@ -55,8 +56,7 @@ def _without_context(message: Message) -> Message:
 def _refuse_levels(message: Message) -> None:
     """Raise UnsupportedError if a transform that is active follows a tensor."""
     tensors = message.tensors
-    dual = substrate.dual_level_open() and any(substrate.tangent_of(x) is not None for x in tensors)
-    if dual or any(substrate.level_of(x) >= 0 for x in tensors):
+    if any_dual(tensors) or any(substrate.level_of(x) >= 0 for x in tensors):
         raise UnsupportedError(
             "remote() was called inside a transform with a tensor of it, and a value that stays on "
             "a worker has no part in the transform. Call the function by rpc_sync or by "

@@ -24,7 +24,7 @@ from fxforms.distributed.parts import (
 )
 from fxforms.distributed.transformed import evaluate, evaluate_operator
 from fxforms.functions.bind import bind
-from fxforms.functions.inline import recorded
+from fxforms.functions.inline import any_dual, recorded
 from fxforms.interpreters import Primitive
 from fxforms.transforms.flat import Tensors, is_inexact
 
@@ -51,7 +51,7 @@ class RemoteCall(Primitive):
 
     def evaluate(self, *operands: torch.Tensor) -> Tensors:
         """The call, with no level active."""
-        if remote_nodes.has_tangents(operands):
+        if any_dual(operands):
             return remote_nodes.with_tangents(self, operands)
         if current_context() is None and recorded(operands):
             return remote_nodes.apply_plain(self, operands)

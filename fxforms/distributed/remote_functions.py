@@ -20,7 +20,7 @@ from fxforms.distributed.remote_call import RemoteCall
 from fxforms.distributed.requests import UNSET_RPC_TIMEOUT, WorkerInfo
 from fxforms.distributed.transformed import join, split
 from fxforms.errors import ArgumentError, RemoteError, RpcTimeoutError, WorkerLostError, name_of
-from fxforms.functions.inline import recorded
+from fxforms.functions.inline import any_dual, recorded
 
 
 def remote_function(
@@ -116,7 +116,7 @@ def _hook(
         return None
     positional, named = arguments("rpc_sync", fn, args, kwargs)
     operands = tuple([x for x in _values(positional, named) if isinstance(x, torch.Tensor)])
-    dual = remote_nodes.has_tangents(operands)
+    dual = any_dual(operands)
     if not (active or dual or (recording and recorded(operands))):
         return None
     call, tensors = _prepared(worker, known_name(fn, "rpc_sync"), positional, named, timeout)

@@ -44,13 +44,6 @@ def _record(call: Any, kept: KeptCall, operands: Tensors, outputs: Tensors) -> T
     return recorded
 
 
-def has_tangents(operands: Tensors) -> bool:
-    """True inside a forward-mode level of plain torch, if an operand has a tangent there."""
-    return substrate.dual_level_open() and any(
-        substrate.tangent_of(x) is not None for x in operands
-    )
-
-
 def with_tangents(call: Any, operands: Tensors) -> Tensors:
     """Run ``call`` on dual tensors of plain torch."""
     tangents = tuple([substrate.tangent_of(x) for x in operands])

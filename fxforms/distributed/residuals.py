@@ -8,7 +8,6 @@ from __future__ import annotations
 import queue
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,20 +17,19 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from fxforms import _substrate as substrate
-from fxforms.distributed.agent import RpcAgent, prepare
+from fxforms.distributed.agent import RpcAgent, giver, prepare
 from fxforms.distributed.calls import call_command, send_command
 from fxforms.distributed.current import current_agent
 from fxforms.distributed.functions import RECV, as_inputs, edge_of
 from fxforms.distributed.plan import LEAF, following
 from fxforms.distributed.registry import register
+from fxforms.distributed.remembered import Remembered
 from fxforms.distributed.repeated_draws import Drawn
 from fxforms.distributed.requests import WorkerInfo
 from fxforms.distributed.transformed import Base, Transform, apply_all
 from fxforms.errors import ArgumentError, RpcError
 from fxforms.transforms import vmap
 from fxforms.transforms.flat import Tensors, fill
-
-_REMEMBERED = 4096  # handles that were released before their graph was there
 
 
 @dataclass(slots=True)
@@ -57,23 +55,19 @@ class Residuals:
     def __init__(self) -> None:
         self.kept: dict[int, Kept] = {}
         self._lock = threading.Lock()
-        self._released: OrderedDict[int, None] = OrderedDict()  # before they were kept
+        self._released = Remembered()  # before they were kept
 
     def add(self, handle: int, kept: Kept) -> None:
         """Keep a graph, unless its caller has given it up already."""
         with self._lock:
-            if handle in self._released:
-                del self._released[handle]
-            else:
+            if not self._released.take(handle):
                 self.kept[handle] = kept
 
     def release(self, handle: int) -> None:
         """Drop a graph, also one that is still to come."""
         with self._lock:
             if self.kept.pop(handle, None) is None:
-                self._released[handle] = None
-                if len(self._released) > _REMEMBERED:
-                    self._released.popitem(last=False)
+                self._released.add(handle)
 
     def drop_those_of(self, worker: WorkerInfo) -> None:
         """Release what a dead worker will not ask for."""
@@ -187,7 +181,7 @@ def keep(
     moving = [x.requires_grad for x in outputs]
     recorded = [x for x in outputs if x.requires_grad]
     if recorded:
-        kept = Kept(handle >> 48, edges, [x.to("meta") for x in like], recorded)
+        kept = Kept(giver(handle), edges, [x.to("meta") for x in like], recorded)
         _residuals().add(handle, kept)
     captured = not maps and has_others(recorded, edges)
     detached = tuple([x.detach() for x in outputs])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,9 +23,8 @@ from fxforms.distributed.commands import (
 )
 from fxforms.distributed.futures import Future
 from fxforms.distributed.message import MessageType
+from fxforms.distributed.remembered import Remembered
 from fxforms.distributed.requests import WorkerInfo
-
-_REMEMBERED = 4096  # users that were deleted before they were known
 
 
 @dataclass(slots=True)
@@ -61,7 +59,7 @@ class RRefTable:
         self.agent = agent
         self.owned: dict[int, Owned] = {}
         self.uses: dict[int, Use] = {}
-        self._gone: OrderedDict[int, bool] = OrderedDict()  # users deleted before they were known
+        self._gone = Remembered()  # users deleted before they were known
         self._children: dict[int, tuple[Use, int]] = {}  # and the worker that it was sent to
         # A finalizer may run anywhere, so it only puts the use here.
         self.released: queue.SimpleQueue[Use] = queue.SimpleQueue()
@@ -78,7 +76,7 @@ class RRefTable:
     def add_fork(self, rref_id: int, fork_id: int, user: int) -> Owned:
         """Keep the value for one more user."""
         with self._lock:
-            if self._gone.pop(fork_id, False):
+            if self._gone.take(fork_id):
                 return self.owned.get(rref_id) or Owned()
             owned = self.entry(rref_id)
             owned.forks[fork_id] = user
@@ -89,9 +87,7 @@ class RRefTable:
         with self._lock:
             owned = self.owned.get(rref_id)
             if owned is None or fork_id not in owned.forks:
-                self._gone[fork_id] = True
-                if len(self._gone) > _REMEMBERED:
-                    self._gone.popitem(last=False)
+                self._gone.add(fork_id)
                 return
             del owned.forks[fork_id]
             if not owned.forks:

@@ -23,6 +23,13 @@ def batch(values: Sequence[Any], dims: Sequence[int | None], level: int) -> tupl
     )
 
 
+def unbatch(value: Any, level: int) -> tuple[Any, int | None]:
+    """``value`` off vmap ``level``, and its batch dim."""
+    return (
+        substrate.unwrap_batched(value, level) if isinstance(value, torch.Tensor) else (value, None)
+    )
+
+
 def reduce_to(gradient: torch.Tensor, shape: torch.Size | None) -> torch.Tensor:
     """``gradient`` summed to ``shape`` if that broadcasts to it; else as it is, for the engine."""
     if shape is None or gradient.shape == shape:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fxforms import _substrate as substrate
-from fxforms.functions.batch_dims import batch
+from fxforms.functions.batch_dims import batch, unbatch
 from fxforms.functions.bind import bind
 from fxforms.functions.derive import Like, pull
 from fxforms.functions.draws import generator_state, same_draws
@@ -92,13 +92,6 @@ def batched_below(operands: Values) -> Flags:
     """Which of ``operands`` a level below batches."""
     value, is_batched = substrate.base_value, substrate.is_batched
     return tuple([isinstance(x, torch.Tensor) and is_batched(value(x)) for x in operands])
-
-
-def unbatch(value: Any, level: int) -> tuple[Any, int | None]:
-    """``value`` off vmap ``level``, and its batch dim."""
-    return (
-        substrate.unwrap_batched(value, level) if isinstance(value, torch.Tensor) else (value, None)
-    )
 
 
 def widen(value: Any, flag: bool, size: int) -> Any:

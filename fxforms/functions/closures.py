@@ -18,7 +18,7 @@ from fxforms import _substrate as substrate
 from fxforms._tree import is_atom
 from fxforms.errors import UnsupportedError, describe
 from fxforms.functions.packed import Packing
-from fxforms.functions.unseen import hidden_tensors, is_bound
+from fxforms.functions.unseen import closed_over, hidden_tensors
 
 _MOST = 1000  # values looked at
 _ATOMS = (int, float, complex, str, bytes, type(None), type, ModuleType, torch.dtype, torch.device)
@@ -41,7 +41,7 @@ def closing(functions: list[Callable[..., Any] | None]) -> list[Any]:
 def _held(value: Any) -> list[Any]:
     """What ``value`` holds that a rule could read by way of it."""
     if isinstance(value, PythonFunction):
-        found = [cell.cell_contents for cell in value.__closure__ or () if is_bound(cell)]
+        found = closed_over(value)
         if value.__defaults__:
             found += value.__defaults__
         return [*found, *value.__kwdefaults__.values()] if value.__kwdefaults__ else found

@@ -61,6 +61,13 @@ def differentiated(operands: Sequence[Any]) -> bool:
     )
 
 
+def any_dual(tensors: Sequence[torch.Tensor]) -> bool:
+    """True if one of ``tensors`` has a tangent at the forward-mode level on top, if any."""
+    if not substrate.dual_level_open():
+        return False
+    return any(substrate.tangent_of(x) is not None for x in tensors)
+
+
 def has_tangent(tensor: torch.Tensor) -> bool:
     """True if ``tensor`` is a dual tensor under its vmap levels, if any."""
     with below_all_levels():

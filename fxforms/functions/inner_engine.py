@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from fxforms import _substrate as substrate
 from fxforms.functions.context import among
+from fxforms.functions.inline import recorded
 
 _TENSOR: Any = torch.Tensor
 ALIASES = frozenset({_TENSOR.detach, _TENSOR.data.__get__})
@@ -66,10 +67,8 @@ class Recorded(TorchFunctionMode):
 
     def backward(self, tensor: Any, gradient: Any = None, inputs: Any = None, **more: Any) -> None:
         """``tensor.backward(gradient)``; leaves of others get their gradient as ever."""
-        given = (
-            inputs if isinstance(inputs, (tuple, list)) else None if inputs is None else [inputs]
-        )
-        leaves = [x for x in self.leaves if given is None or among(x, tuple(given))]
+        given = (inputs,) if isinstance(inputs, _TENSOR) else inputs and tuple(inputs)
+        leaves = [x for x in self.leaves if given is None or among(x, given)]
         found = torch.autograd.grad(
             tensor, leaves or [tensor], gradient, create_graph=True, allow_unused=True
         )
@@ -92,12 +91,7 @@ class Watched(Recorded):
     def recorded(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in ENGINE:
             raise EngineCalled
-        return (allowed if func in REQUIRES else call)(func, args, kwargs)
-
-
-def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``func(*args, **kwargs)``."""
-    return func(*args, **kwargs)
+        return allowed(func, args, kwargs) if func in REQUIRES else func(*args, **kwargs)
 
 
 def allowed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -145,12 +139,7 @@ def run_recorded(rules: Any, rule: Callable[..., Any], ctx: Any, args: tuple[Any
         else:
             rules.calls_engine = bool(rules.calls_engine)  # True if a rule that this one calls does
             return result
-    if not (substrate.transforms_active() or any(map(requires_grad, (*ctx.saved_tensors, *args)))):
+    if not (substrate.transforms_active() or recorded((*ctx.saved_tensors, *args))):
         return rule(ctx, *args)
     with Recorded():
         return rule(ctx, *args)
-
-
-def requires_grad(value: Any) -> bool:
-    """True if ``value`` is a tensor that plain autograd follows."""
-    return isinstance(value, torch.Tensor) and value.requires_grad

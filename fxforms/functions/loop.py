@@ -18,6 +18,7 @@ from fxforms.errors import (
     RuleError,
     describe,
 )
+from fxforms.functions.batch_dims import unbatch
 from fxforms.functions.context import RuleContext, as_tuple, attributes_of
 from fxforms.interpreters import VmapInfo, current_interpreter
 from fxforms.interpreters.vmap import VmapInterpreter
@@ -136,27 +137,21 @@ def loop_rule(
     assert isinstance(interpreter, VmapInterpreter)
     level, size = interpreter.level, interpreter.info().batch_size
 
-    def split(value: Any) -> tuple[Any, int | None]:
-        is_tensor = isinstance(value, torch.Tensor)
-        return substrate.unwrap_batched(value, level) if is_tensor else (value, None)
-
-    given = [split(x) for x in args]
+    given = [unbatch(x, level) for x in args]
     samples = []
     with interpreter.lower():
         for index in range(size):
-            context = sample_context(ctx, level, split, index)
+            context = sample_context(ctx, level, index)
             samples.append(rule(context, tuple([pick(x, d, index) for x, d in given])))
         columns = [stack_present(values, name) for values in zip(*samples)]
     return tuple([None if x is None else substrate.add_batch_dim(x, 0, level) for x in columns])
 
 
-def sample_context(
-    ctx: Any, level: int, split: Callable[[Any], tuple[Any, int | None]], index: int
-) -> RuleContext:
+def sample_context(ctx: Any, level: int, index: int) -> RuleContext:
     """``ctx`` of sample ``index`` at vmap ``level``."""
 
     def put(value: Any) -> Any:
-        return pick(*split(value), index)
+        return pick(*unbatch(value, level), index)
 
     of_samples = getattr(ctx, "_fx_samples", None)
     if of_samples is not None:

@@ -20,6 +20,7 @@ from fxforms.functions.batch_dims import (
     move_batch,
     place_gradient,
     reduce_to,
+    unbatch,
 )
 from fxforms.functions.context import as_tuple, attributes_of
 from fxforms.functions.contract import Rules
@@ -134,9 +135,6 @@ def run_setup(
         found = SharedRecord.of(context, inputs, outputs, mapping)
         rules.root.shares_setup = found is not None
 
-    def unbatch(tensors: tuple[Any, ...]) -> list[tuple[Any, int | None]]:
-        return [(None, None) if x is None else substrate.unwrap_batched(x, level) for x in tensors]
-
     attributes: list[torch.Tensor] = []
 
     def keep(tensor: torch.Tensor) -> Slot:
@@ -146,19 +144,19 @@ def run_setup(
     record = Record({k: map_tensors(keep, v) for k, v in attributes_of(context).items()})
     first_hidden(opaque_leaves(record.attributes, Slot))
     record.attribute_count = len(attributes)
-    saved = unbatch((*attributes, *context.to_save))
+    saved = [unbatch(x, level) for x in (*attributes, *context.to_save)]
     values = [value for value, _ in saved]
     ctx.save_for_backward(*values)
     record.backward_dims = record.forward_dims = tuple([dim for _, dim in saved])
     if context.saved_for_forward is not None:
-        saved = unbatch((*attributes, *context.saved_for_forward))
+        saved = [unbatch(x, level) for x in (*attributes, *context.saved_for_forward)]
         values = [value for value, _ in saved]
         record.forward_dims = tuple([dim for _, dim in saved])
     ctx.save_for_forward(*values)
     if context.dirty_tensors:
-        ctx.mark_dirty(*[value for value, _ in unbatch(context.dirty_tensors)])
+        ctx.mark_dirty(*[unbatch(x, level)[0] for x in context.dirty_tensors])
     if context.non_differentiable:
-        ctx.mark_non_differentiable(*[value for value, _ in unbatch(context.non_differentiable)])
+        ctx.mark_non_differentiable(*[unbatch(x, level)[0] for x in context.non_differentiable])
     if not context.materialize_grads:
         ctx.set_materialize_grads(False)
     ctx._fx_record = record
@@ -204,7 +202,7 @@ def run_jvp(rules: Rules, ctx: Any, tangents: tuple[Any, ...]) -> tuple[Any, ...
         context = record.restore(ctx, saved, record.forward_dims, level)
         found = rules.run_rule(rules.jvp, context, batch(tangents, mapping.in_dims, level))
         check_tangents(rules.__name__, found)
-        pairs = [(None, None) if x is None else substrate.unwrap_batched(x, level) for x in found]
+        pairs = [unbatch(x, level) for x in found]
     size = mapping.info.batch_size
     return tuple(
         [

@@ -60,11 +60,15 @@ def _referents(value: Any) -> Sequence[Any]:
     """What ``value`` holds; of a function its closure and defaults, not the globals."""
     if not isinstance(value, FunctionType):
         return gc.get_referents(value)
-    cells = [cell for cell in value.__closure__ or () if is_bound(cell)]
-    return [*(c.cell_contents for c in cells), value.__defaults__, value.__kwdefaults__]
+    return [*closed_over(value), value.__defaults__, value.__kwdefaults__]
 
 
-def is_bound(cell: Any) -> bool:
+def closed_over(function: FunctionType) -> list[Any]:
+    """What the closure of ``function`` holds, but for names that have no value yet."""
+    return [cell.cell_contents for cell in function.__closure__ or () if _is_bound(cell)]
+
+
+def _is_bound(cell: Any) -> bool:
     """False for the cell of a name that has no value yet."""
     try:
         cell.cell_contents  # noqa: B018

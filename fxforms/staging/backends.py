@@ -35,6 +35,7 @@ _OPTIONS = {
     "cpp.vec_isa_ok": True,
     "cpp_cache_precompile_headers": False,
 }
+_NOTE = "fxforms"  # the key of the note in a package
 _tanh = torch.ops.aten.tanh.default
 _lock = Lock()
 
@@ -113,9 +114,6 @@ def compile_module(graph: GraphModule, examples: Sequence[Any]) -> Callable[...,
     with _lock:
         compiled: Callable[..., Any] = torch._inductor.compile(graph, list(examples))
     return compiled
-
-
-_NOTE = "fxforms"
 
 
 def write_package(

@@ -72,6 +72,13 @@ class Captures:
         source = " and ".join(self._checks) or "True"
         self.unchanged: Callable[[], bool] = eval(f"lambda: {source}", self._names)
 
+    def hold(self) -> bool:
+        """True while no captured variable has changed, nor is gone."""
+        try:
+            return self.unchanged()
+        except Exception:
+            return False
+
     def checks(self) -> list[str]:
         """The names of the variables."""
         return list(dict.fromkeys(self._checks.values()))

@@ -65,7 +65,7 @@ class Jitted:
         """Forget every traced signature."""
         with self._lock:
             self._entries: OrderedDict[Any, list[Entry]] = OrderedDict()
-            self._numbered: set[Any] = set()
+            self._numbered: OrderedDict[Any, None] = OrderedDict()
             self._refused: OrderedDict[Any, Captures] = OrderedDict()
             self._hits = self._misses = 0
             self.history.last_key = None
@@ -186,7 +186,7 @@ class Jitted:
         key = key_of(self._function, call, symbols)
         with self._lock:
             refused = self._refused.get(key)
-            if refused is not None and holds(refused):
+            if refused is not None and refused.hold():
                 raise CapturedTraced
             if not symbols:
                 return self._find(key, call)
@@ -196,7 +196,8 @@ class Jitted:
                 if entry is not None:
                     return (entry, False) if known else self._add(key, entry)
             found = self._find(key_of(self._function, call, False), call)
-            self._numbered.add(key)
+            self._numbered[key] = None
+            trim(self._numbered)
             return found
 
     def _find(self, key: Any, call: Call) -> tuple[Entry, bool]:
@@ -230,7 +231,7 @@ class Jitted:
         is captured, and where Python is called, which knows no symbols.
         """
         variants = self._entries.get(key, [])
-        if len(variants) >= MAX_VARIANTS and variants[0].captures.unchanged():
+        if len(variants) >= MAX_VARIANTS and variants[0].captures.hold():
             return None
         try:
             entry = self._trace(call, True)
@@ -274,8 +275,7 @@ class Jitted:
             key = key_of(self._function, call, self._dynamic and not is_followed(call.tensors))
             captures.settle()
             self._refused[key] = captures
-            if len(self._refused) > MAX_ENTRIES:
-                self._refused.popitem(last=False)
+            trim(self._refused)
         raise CapturedTraced
 
     def _donations(self, call: Call) -> list[int]:
@@ -287,9 +287,7 @@ class Jitted:
         return tensors_of(args, self._donated)
 
 
-def holds(captures: Captures) -> bool:
-    """True while no captured variable has changed."""
-    try:
-        return captures.unchanged()
-    except Exception:  # a variable is gone
-        return False
+def trim(table: OrderedDict[Any, Any]) -> None:
+    """Drop the oldest entry of ``table`` if there are too many: its key keeps static values."""
+    if len(table) > MAX_ENTRIES:
+        table.popitem(last=False)

@@ -10,6 +10,7 @@ import torch
 from fxforms import _substrate as substrate
 from fxforms._tree import PyTreeSpec, flatten, leaf_paths
 from fxforms.errors import ArgumentError, describe, name_of
+from fxforms.functions.inline import any_dual
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
@@ -181,6 +182,4 @@ def is_followed(tensors: Sequence[torch.Tensor]) -> bool:
 
 def carries_tangent(tensors: Sequence[torch.Tensor]) -> bool:
     """True if plain forward mode (``torch.autograd.forward_ad``) follows one of ``tensors``."""
-    if substrate.transforms_active() or not substrate.dual_level_open():
-        return False
-    return any(substrate.tangent_of(x) is not None for x in tensors)
+    return not substrate.transforms_active() and any_dual(tensors)

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
+from torch.overrides import TorchFunctionMode
 
 from fxforms._tree import map_tensors
+from fxforms.functions.presented import presented
 from fxforms.staging import fake
 
 _T: Any = torch.Tensor
@@ -36,17 +37,9 @@ def holds_gradient(tensor: torch.Tensor, captured: Sequence[torch.Tensor]) -> An
     return tensor.is_leaf and any(tensor.grad is x for x in captured)
 
 
-def standing_for(tensor: torch.Tensor) -> torch.Tensor:
-    """What a function of torch is given for ``tensor`` now."""
-    if has_torch_function((tensor,)):
-        found: torch.Tensor = handle_torch_function(standing_for, (tensor,), tensor)
-        return found
-    return tensor
-
-
 def leaf_for(tensor: torch.Tensor) -> torch.Tensor:
     """A leaf with the numbers of ``tensor``; the one of an outer trace, which differentiates it."""
-    found = standing_for(tensor)
+    found = presented(tensor)
     return tensor.detach().requires_grad_() if found is tensor else found
 
 

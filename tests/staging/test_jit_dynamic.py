@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import fxforms
+from fxforms.staging import jitted
 
 SIZES = (2, 3, 7, 3)
 
@@ -141,3 +144,22 @@ def test_the_reason_of_a_trace_for_other_sizes() -> None:
     f = jit(lambda x: x * 2 if x.shape[0] > 3 else x)
     f(torch.ones(2)), f(torch.ones(5))
     assert "sizes" in f.history.traces[-1].reason
+
+
+def test_a_static_value_is_dropped_with_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mode:
+        pass
+
+    monkeypatch.setattr(jitted, "MAX_ENTRIES", 2)
+    weight = torch.ones(3, requires_grad=True)  # for its gradient each size needs its own graph
+    f = fxforms.jit(
+        lambda x, mode: x.sum() * weight, static_argnums=1, backend="eager", dynamic=True
+    )
+    modes = [Mode() for _ in range(4)]
+    first = weakref.ref(modes[0])
+    for mode in modes:
+        f(torch.ones(2), mode)
+    del mode, modes
+    gc.collect()
+    assert f.cache_info().size == 2
+    assert first() is None

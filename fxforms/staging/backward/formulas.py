@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxforms.staging.backward import views
 from fxforms.staging.backward.steps import Kind, Slot, Step
+from fxforms.staging.graphs import is_mutable
 
 
 def run_formula(step: Step, args: list[Any]) -> Sequence[Any]:
@@ -103,7 +104,7 @@ def trace(part: Segment, given: Sequence[Any]) -> Traced:
 
     tensors = [alike(x) for x in given if isinstance(x, torch.Tensor)]
     graph = make_fx(run, tracing_mode="fake")(*tensors)
-    if any(is_in_place(node) for node in graph.graph.nodes):
+    if any(is_mutable(node) for node in graph.graph.nodes):
         functional = torch.func.functionalize(graph, remove="mutations")
         graph = make_fx(functional, tracing_mode="fake")(*[x.detach() for x in tensors])
     graph.graph.eliminate_dead_code()
@@ -114,9 +115,3 @@ def trace(part: Segment, given: Sequence[Any]) -> Traced:
 def alike(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor`` without its history. Some formulas ask saved values whether they require grad."""
     return tensor.detach().requires_grad_(tensor.requires_grad)
-
-
-def is_in_place(node: torch.fx.Node) -> bool:
-    """True if ``node`` is an operator that writes to an argument."""
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and schema.is_mutable
