@@ -1,19 +1,16 @@
-"""What a function reads besides its arguments: captured tensors, and Python values that may change.
-
-Each variable becomes one Python expression, compared with the value it had when the function was
-traced; all of them are compiled to one function, since they are compared at every call.
-"""
+"""What a function reads besides its arguments: captured tensors, and values that may change."""
 
 from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from fxforms._tree import flatten, is_atom
+from fxforms.staging.comparison import Comparison
 from fxforms.staging.plain_values import SIMPLE, same, snapshot
 from fxforms.staging.reads import Read, has_fields, is_builtin, is_installed, reads_of
 from fxforms.staging.signature import form_of
@@ -24,13 +21,12 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _HELPERS = {"same": same, "snapshot": snapshot, "missing": _missing, "form_of": form_of}
 
 
-class Captures:
+class Captures(Comparison):
     """The variables of one function, with the values that they have now.
 
     Attributes:
         tensors: the tensors among them.
         holders: the cells, lists and dicts that hold them, each with a name for messages.
-        unchanged: True while every variable has its value; may raise where one is gone.
     """
 
     def __init__(
@@ -40,14 +36,11 @@ class Captures:
 
         ``fixed``: all static values; the functions and modules among them read as well.
         """
+        super().__init__(_HELPERS)
         self.tensors: list[torch.Tensor] = []
-        self._names: dict[str, Any] = dict(_HELPERS)
-        self._bound: dict[int, str] = {}
-        self._checks: dict[str, str] = {}  # an expression, and what the user calls the variable
         self._walked: set[int] = set()
         self._opened: set[int] = set()
         self.holders: list[tuple[str, Any]] = []
-        self._label = "an argument"
         self._arguments = arguments or {}
         self.walk(function)
         if isinstance(function, types.FunctionType):
@@ -65,44 +58,6 @@ class Captures:
         for tensor in traced.asked:
             if all(tensor is not x for x in traced.captured):
                 self._check(f"form_of({self._name(tensor)}) == {self._name(form_of(tensor))}")
-
-    def settle(self) -> None:
-        """Drop the variables that have another value now: the function itself changed them."""
-        self._checks = {x: label for x, label in self._checks.items() if self._holds(x)}
-        source = " and ".join(self._checks) or "True"
-        self.unchanged: Callable[[], bool] = eval(f"lambda: {source}", self._names)
-
-    def hold(self) -> bool:
-        """True while no captured variable has changed, nor is gone."""
-        try:
-            return self.unchanged()
-        except Exception:
-            return False
-
-    def checks(self) -> list[str]:
-        """The names of the variables."""
-        return list(dict.fromkeys(self._checks.values()))
-
-    def changed(self) -> list[str]:
-        """What the variables are called that have another value now."""
-        return list(dict.fromkeys(y for x, y in self._checks.items() if not self._holds(x)))
-
-    def _holds(self, check: str) -> bool:
-        try:
-            return bool(eval(check, self._names))
-        except Exception:  # a variable is gone
-            return False
-
-    def _name(self, value: Any) -> str:
-        """A name for ``value`` in the expressions."""
-        if id(value) not in self._bound:
-            name = f"v{len(self._bound)}"
-            self._bound[id(value)] = name
-            self._names[name] = value
-        return self._bound[id(value)]
-
-    def _check(self, text: str) -> None:
-        self._checks.setdefault(text, self._label)
 
     def note(self, text: str, value: Any) -> None:
         """The variable ``text`` is read and holds ``value``."""

@@ -152,13 +152,16 @@ def _dynamo_passes() -> Iterator[None]:
 
 
 def record(
-    function: Callable[..., Any], fakes: Sequence[torch.Tensor], decompositions: Any = None
+    function: Callable[..., Any],
+    fakes: Sequence[torch.Tensor],
+    decompositions: Any = None,
+    mode: FakeTensorMode | None = None,
 ) -> GraphModule:
     """The ATen operators that ``function`` runs on ``fakes``, as a graph.
 
     Its source is written when it first runs, not by each rewrite: FX keeps every source for good.
     """
-    mode = detect_fake_mode(fakes) or new_mode()
+    mode = mode or detect_fake_mode(fakes) or new_mode()
     with mode, _dynamo_passes(), _use_lazy_graph_module(True), _without_log():
         return make_fx(function, decomposition_table=decompositions)(*fakes)
 

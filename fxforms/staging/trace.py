@@ -142,7 +142,7 @@ def _trace(
         stack.enter_context(outside_inference_mode())
         stack.callback(lift.put_back_gradients)
         fakes = [fake.fake_like(mode, x) for x in examples]
-        graph = fake.record(run, fakes)
+        graph = fake.record(run, fakes, mode=mode)
         refuse_left_gradients([*lift.captured, *fakes])
         refuse_reshaped(lift.inputs, lift.forms, "a captured tensor")
         added = [x for x in lift.captured if holds_gradient(x, lift.captured)]  # to, by .backward()

@@ -259,3 +259,11 @@ def test_a_captured_backward_pass_of_it() -> None:
     x = X.clone().requires_grad_()
     captured = fxforms.capture_backward(jit(loss, backend="eager")(x, W), x)
     torch.testing.assert_close(captured(torch.tensor(2.0).double()), 2 * by_x(X, W))
+
+
+def test_a_function_without_arguments() -> None:
+    w = torch.tensor([0.5, -0.25])
+    f = jit(lambda: cond(w.sum() > 0, lambda: w.sin(), lambda: w * 2), backend="eager")
+    torch.testing.assert_close(f(), w.sin())
+    w.neg_()
+    torch.testing.assert_close(f(), w * 2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-
 import gc
 import types
 import weakref
@@ -213,7 +212,10 @@ class TestBatchNorm:
         module = torch.nn.BatchNorm1d(3)
         twin = copy.deepcopy(module)
         found = []
-        for f in (fxforms.jit(lambda x: module(x).pow(3).sum(), backend="eager"), lambda x: twin(x).pow(3).sum()):
+        for f in (
+            fxforms.jit(lambda x: module(x).pow(3).sum(), backend="eager"),
+            lambda x: twin(x).pow(3).sum(),
+        ):
             (slope,) = torch.autograd.grad(f(x), x, create_graph=True)
             found.append(torch.autograd.grad(slope.pow(2).sum(), x)[0])
         torch.testing.assert_close(*found)
