@@ -28,7 +28,7 @@ Workers = dict[str, subprocess.Popen[bytes]]
 @pytest.fixture(params=PROCESSES)
 def mortal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Workers]:
     """Workers that may die; calls have little time."""
-    with world(request.param, 4, tmp_path, rpc_timeout=TIMEOUT, silence=3.0) as processes:
+    with world(request.param, 4, tmp_path, rpc_timeout=TIMEOUT, silence=8.0) as processes:
         yield processes
 
 

@@ -201,6 +201,7 @@ def test_a_world_after_a_world(agent: str) -> None:
             worker.kill()
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # JAX, where it is imported
 def test_a_forked_process_is_no_worker() -> None:
     """A request of it would be answered to its parent, as another's that has the same number."""
     fd.init_rpc("alone", rank=0, world_size=1, agent="local")

@@ -36,7 +36,7 @@ def left() -> list[int]:
 def _released(agent: str) -> Iterator[None]:
     """No test leaves a value, a use or a fork on any worker."""
     yield
-    assert until(lambda: not any(left())), left()
+    assert until(lambda: not any(left()), 60.0), left()  # each look collects all garbage
 
 
 def test_a_value_stays_on_its_owner() -> None:
