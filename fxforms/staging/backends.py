@@ -54,7 +54,8 @@ def compile_graph(graph: GraphModule) -> Executable:
     with _lock, torch.no_grad(), context, config.patch(options(lowered, wrapper)):
         compiled: Any = compile_fx_inner(lowered, fakes, is_inference=True, cpp_wrapper=wrapper)
     # The rest of ``compiled`` keeps books around the generated code, at the cost of a small call.
-    executable: Executable = compiled.current_callable or compiled
+    # A graph without operators comes back as a function.
+    executable: Executable = getattr(compiled, "current_callable", None) or compiled
     return executable
 
 

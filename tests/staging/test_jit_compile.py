@@ -95,3 +95,11 @@ def test_dynamic_sizes_through_inductor() -> None:
         x = torch.randn(n, 2)
         torch.testing.assert_close(g(x), x.exp().mean(0))
     assert g.cache_info().misses == 1
+
+
+def test_a_program_without_operators() -> None:
+    """Inductor gives another kind of result for it."""
+    f = fxforms.jit(lambda x: torch.cat([x]), compile="wait")
+    x = torch.arange(3.0)
+    for _ in range(2):
+        assert torch.equal(f(x), x)
