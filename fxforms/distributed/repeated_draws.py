@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from fxforms.errors import GradientError
-from fxforms.functions.draws import drew, same_draws
+from fxforms.functions.draws import drew, is_random, same_draws
 from fxforms.interpreters import below_all_levels
 
 _T = TypeVar("_T")
@@ -55,5 +55,4 @@ def _digest(state: torch.Tensor) -> bytes:
 def operator_draws(name: str) -> bool:
     """True if the operator ``aten::...`` draws random numbers."""
     packet = getattr(torch.ops.aten, name.partition("::")[2])
-    seeded = torch.Tag.nondeterministic_seeded
-    return any(seeded in getattr(packet, overload).tags for overload in packet.overloads())
+    return any(is_random(getattr(packet, overload)) for overload in packet.overloads())

@@ -77,9 +77,7 @@ def check_arguments(name: str, operands: tuple[Any, ...]) -> None:
         for tensor in hidden_tensors(operand):
             if substrate.level_of(tensor) > 0:
                 raise UnsupportedError(
-                    f"{name} was given {describe(operand)} that holds a tensor of a transform "
-                    f"(level {substrate.level_of(tensor)}, shape {tuple(tensor.shape)}), which its "
-                    f"rules do not see. Pass the tensor to it as an argument of its own."
+                    f"{name} was given {describe(operand)} that holds {unseen(tensor)} of its own."
                 )
 
 
@@ -87,8 +85,12 @@ def check_closures(name: str, functions: list[Any]) -> None:
     """Raise UnsupportedError if a rule closes over a tensor of a transform that is under way."""
     for tensor in captured(functions):
         if substrate.level_of(tensor) > 0:
-            raise UnsupportedError(
-                f"{name} closes over a tensor of a transform (level {substrate.level_of(tensor)}, "
-                f"shape {tuple(tensor.shape)}), which its rules do not see. Pass the tensor to it "
-                f"as an argument."
-            )
+            raise UnsupportedError(f"{name} closes over {unseen(tensor)}.")
+
+
+def unseen(tensor: torch.Tensor) -> str:
+    """What ``tensor`` is, and what to do; the end of the sentence is left open."""
+    return (
+        f"a tensor of a transform (level {substrate.level_of(tensor)}, shape "
+        f"{tuple(tensor.shape)}), which its rules do not see. Pass the tensor to it as an argument"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -11,6 +12,11 @@ from fxforms.errors import GradientError
 from fxforms.interpreters import below_all_levels
 
 _CLOSE = 1e-2  # other numbers differ by more; a sum in another order by less
+
+
+def is_random(operator: Any) -> bool:
+    """True for an operator of torch that draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
 
 
 def generator_state() -> torch.Tensor | None:

@@ -10,14 +10,15 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import get_device_states, set_device_states
 
+from fxforms.functions.draws import is_random
 from fxforms.staging.graphs import all_nodes
 
 State = tuple[torch.Tensor, Any]
 
 
 def is_draw(node: Node) -> bool:
-    """True for an operator that draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    """True for a call of an operator that draws random numbers."""
+    return is_random(node.target)
 
 
 def draws(graph: GraphModule) -> bool:

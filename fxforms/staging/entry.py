@@ -38,8 +38,7 @@ class Outputs:
             self.leaves = [None if isinstance(x, torch.Tensor) else x for x in leaves]
             self.where = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
             self.single = isinstance(output, torch.Tensor)
-            members = output if type(output) is tuple else [None]
-            self.flat = all(isinstance(x, torch.Tensor) for x in members)
+            self.flat = type(output) is tuple and all(isinstance(x, torch.Tensor) for x in output)
         return tuple([x for x in leaves if isinstance(x, torch.Tensor)])
 
     def restore(self, tensors: Sequence[torch.Tensor]) -> Any:

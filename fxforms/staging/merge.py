@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from fxforms.staging.draws import is_draw
+from fxforms.staging.graphs import is_mutable
 from fxforms.staging.onednn import WORTH
 from fxforms.staging.products import call
 from fxforms.staging.simplify import aliased, is_static, value, written
@@ -143,10 +145,9 @@ def is_movable(node: Node, fixed: set[Node]) -> bool:
     if target is operator.getitem:
         return True
     builtin = getattr(target, "namespace", "") in ("aten", "prims")
-    if not builtin or target._schema.is_mutable:
+    if not builtin or is_mutable(node) or is_draw(node):
         return False
-    random = torch.Tag.nondeterministic_seeded in target.tags
-    return not random and fixed.isdisjoint([node, *node.all_input_nodes])
+    return fixed.isdisjoint([node, *node.all_input_nodes])
 
 
 def stack(graph: Graph, products: list[Node]) -> None:

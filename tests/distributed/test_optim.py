@@ -30,6 +30,24 @@ def loss_here(parameters: list[Tensor], x: Tensor) -> Tensor:
     return torch.stack([(p * x.sin()).square().sum() for p in parameters]).sum()
 
 
+def assert_steps_agree(
+    count: int,
+    optimizer: fd.DistributedOptimizer,
+    rrefs: list[fd.RRef],
+    expected: torch.optim.Optimizer,
+    here: list[Tensor],
+    x: Tensor,
+) -> None:
+    """As many steps on the workers and here; the parameters are then the same."""
+    for _ in range(count):
+        step(optimizer, rrefs, x)
+        expected.zero_grad()
+        loss_here(here, x).backward()
+        expected.step()
+    for rref, p in zip(rrefs, here):
+        torch.testing.assert_close(rref.to_here(), p.detach())
+
+
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -49,13 +67,7 @@ def test_parameters_of_two_workers(kind: Any, options: dict[str, Any]) -> None:
     optimizer = fd.DistributedOptimizer(kind, rrefs, lr=0.1, **options)
     here = [p.clone().requires_grad_() for p in starts]
     expected = kind(here, lr=0.1, **options)
-    for _ in range(3):
-        step(optimizer, rrefs, x)
-        expected.zero_grad()
-        loss_here(here, x).backward()
-        expected.step()
-    for rref, p in zip(rrefs, here):
-        torch.testing.assert_close(rref.to_here(), p.detach())
+    assert_steps_agree(3, optimizer, rrefs, expected, here, x)
 
 
 def test_parameter_groups() -> None:
@@ -67,13 +79,7 @@ def test_parameter_groups() -> None:
     expected = torch.optim.SGD(
         [{"params": here[:2], "lr": 0.5}, {"params": here[2], "momentum": 0.9}], lr=0.1
     )
-    for _ in range(2):
-        step(optimizer, rrefs, x)
-        expected.zero_grad()
-        loss_here(here, x).backward()
-        expected.step()
-    for rref, p in zip(rrefs, here):
-        torch.testing.assert_close(rref.to_here(), p.detach())
+    assert_steps_agree(2, optimizer, rrefs, expected, here, x)
 
 
 def test_a_step_outside_its_context_is_refused() -> None:
