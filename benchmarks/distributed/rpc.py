@@ -20,7 +20,7 @@ BOUNDS = {
     "process_group": {"operator": 1.0, "function": 1.0, "echo": 1.2, "flight": 1.0},
     "grpc": {"operator": 1.5, "function": 1.5, "echo": 3.0},
 }
-LARGE_ALONE = ("process_group, no shared memory", "grpc, no shared memory")
+NETWORK_ALONE = ("process_group, no shared memory", "grpc, no shared memory")
 
 
 def small_operator(api: Any, x: Tensor) -> Tensor:
@@ -97,5 +97,5 @@ def workloads() -> list[Workload]:
     return [
         workload(name, key)
         for name in OPTIONS
-        for key in (["echo"] if name in LARGE_ALONE else CALLS)
+        for key in (["operator", "echo"] if name in NETWORK_ALONE else CALLS)
     ]

@@ -10,7 +10,6 @@ from pathlib import Path
 import grpc
 import msgpack
 import pytest
-from distributed import remote_functions as rf
 from distributed.worlds import assert_nothing_held, environment, free_port
 
 from benchmarks.distributed.certificates import Authority, authority
@@ -174,11 +173,3 @@ def test_without_tls_the_meeting_point_is_loopback(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("MASTER_PORT", "1")
     with pytest.raises(ArgumentError, match=r"192\.0\.2\.1"):
         fd.init_rpc("w1", rank=1, world_size=2, agent="grpc", options={"insecure": True})
-
-
-def test_tls_carries_calls(tmp_path: Path, address: str) -> None:
-    options = authority(tmp_path, "ca").issue("w0") | {"shared_memory": False}
-    fd.init_rpc("w0", rank=0, world_size=1, agent="grpc", options=options)
-    assert fd.rpc_sync("w0", rf.double, (2,)) == 4
-    fd.shutdown()
-    assert_nothing_held()

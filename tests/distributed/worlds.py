@@ -21,7 +21,8 @@ from fxforms import distributed as fd
 
 ROOT = Path(__file__).parents[2]
 START = 60.0  # seconds in which a world must be there, and gone
-PROCESSES = ("process_group", "grpc")
+TLS_ALONE = "grpc, TLS alone"  # an agent of the tests: nothing goes past gRPC
+PROCESSES = ("process_group", "grpc", TLS_ALONE)
 
 
 def free_port() -> int:
@@ -84,6 +85,9 @@ def world(
     agent: str, size: int, folder: Path, **options: Any
 ) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
     """A world in which this thread is worker ``w0``; the processes of the others, by name."""
+    if agent == TLS_ALONE:
+        agent = "grpc"
+        options["shared_memory"] = False
     if agent == "grpc":
         options |= authority(folder, "ca").issue("worker")
     with pytest.MonkeyPatch.context() as patch:

@@ -1,11 +1,13 @@
 """Workers that are processes on any network: gRPC with mutual TLS.
 
 Each worker opens a stream from each other. A worker whose certificate the CA
-has signed is trusted to be the one that it says it is.
+has signed is trusted to be the one that it says it is. Between processes of one
+machine and one user, which the streams have let in, messages go past gRPC.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -16,9 +18,18 @@ import grpc
 
 from fxforms.distributed.agent import Respond, RpcAgent
 from fxforms.distributed.agents.credentials import load
-from fxforms.distributed.agents.grpc_door import RANK, SERVICE, Door, channel_options, join
+from fxforms.distributed.agents.grpc_door import (
+    PIPE,
+    RANK,
+    SERVICE,
+    Door,
+    channel_options,
+    join,
+    number_in,
+)
 from fxforms.distributed.agents.grpc_stream import SMALL, Stream, frame, frames
 from fxforms.distributed.agents.linked import Cut, LinkedAgent, Run
+from fxforms.distributed.agents.pipe_link import PipeLink
 from fxforms.distributed.agents.shared_memory import Probe, SharedFrames, shared
 from fxforms.distributed.frame import decode, joined, write_head
 from fxforms.distributed.message import Message
@@ -35,8 +46,9 @@ class GrpcLink:
 
     def __init__(self, peer: WorkerInfo, stream: Stream, limit: int, memory: int) -> None:
         self.peer = peer
-        self._stream, self._limit = stream, limit
-        self._shared = SharedFrames(memory, limit) if memory else None
+        self.limit = limit
+        self.shared = SharedFrames(memory, limit) if memory else None
+        self._stream = stream
         self._frames: deque[tuple[int, memoryview]] = deque()
         self.heard = time.monotonic()
         self.silent = False
@@ -45,11 +57,11 @@ class GrpcLink:
         """Send ``message``, large tensors through shared memory where there is some."""
         head, tensors = write_head(message)
         size = len(head) + sum(tensor.nbytes for tensor in tensors)
-        if size > self._limit:
-            raise MessageError(f"A message of {size} bytes, at most {self._limit} are sent.")
+        if size > self.limit:
+            raise MessageError(f"A message of {size} bytes, at most {self.limit} are sent.")
         reference = None
-        if self._shared and size > SMALL:
-            reference = self._shared.write(head, tensors)
+        if self.shared and size > SMALL:
+            reference = self.shared.write(head, tensors)
         if reference is None:
             data = joined(frame(_WHOLE, size) + head, tensors)
         else:
@@ -61,11 +73,11 @@ class GrpcLink:
         while not self._frames:
             self._frames.extend(self._read())
         kind, body = self._frames.popleft()
-        if kind == _REFERENCE and self._shared:
-            return self._shared.read(body)
+        if kind == _REFERENCE and self.shared:
+            return self.shared.read(body)
         if kind == _BEAT:
             return None
-        return decode(body, self._limit)
+        return decode(body, self.limit)
 
     def _read(self) -> Iterator[tuple[int, memoryview]]:
         """The frames of the next piece that comes."""
@@ -95,8 +107,8 @@ class GrpcLink:
     def cut(self) -> None:
         """End the streams."""
         self._stream.cancel()
-        if self._shared:
-            self._shared.close()
+        if self.shared:
+            self.shared.close()
 
 
 def _details(error: Any) -> str:
@@ -107,10 +119,10 @@ def _details(error: Any) -> str:
 class GrpcAgent(LinkedAgent):
     """A worker that is a process, with a stream from each other."""
 
-    def start(self, joined: _Joining, links: list[GrpcLink]) -> None:
-        """Receive from ``links``; what joining took is given back when this agent ends."""
+    def start(self, joined: _Joining, links: list[GrpcLink], pipes: list[PipeLink]) -> None:
+        """Receive from all; what joining took is given back when this agent ends."""
         self._joining = joined
-        self.connect(links)
+        self.connect([*links, *pipes])
         self.pool.submit(self._beat, links, joined.options.silence)
 
     def _beat(self, links: list[GrpcLink], silence: float) -> None:
@@ -134,6 +146,7 @@ class _Joining:
         self._credentials = load(options, options.host, host)
         self._channels: list[grpc.Channel] = []
         self._probe = Probe()
+        self._pipes: dict[int, tuple[int, int]] = {}  # made here, by the rank that writes to it
         address = self._first if rank == 0 else f"{options.host}:0"
         try:
             self._door = Door(name, rank, size, address, self._credentials, options)
@@ -150,24 +163,33 @@ class _Joining:
         parts = [name, rank, size, address, list(memory)]
         return join(self._channel(self._first), parts, seconds)
 
-    def links(self, told: list[Any]) -> list[GrpcLink]:
-        """The streams from and to each other worker: opened here, and by them."""
+    def links(self, told: list[Any]) -> tuple[list[GrpcLink], list[PipeLink]]:
+        """The streams from and to each other worker, and pipes to those that share memory."""
         limit = self.options.max_message_bytes
         others = set(range(len(told))) - {self.rank}
-        incoming = {rank: self._open(told[rank][1]) for rank in others}
+        near = {rank: told[rank][2][0] for rank in others if self._is_near(told[rank][2])}
+        self._pipes = {rank: os.pipe() for rank in near}
+        incoming = {rank: self._open(rank, told[rank][1]) for rank in others}
         outgoing = self._door.streams(others, self.options.init_timeout)
-        links = []
+        links, pipes = [], []
         for rank in others:
-            name, _, memory = told[rank]
             stream = Stream(incoming[rank], outgoing[rank])
-            pid = memory[0] if self.options.shared_memory and shared(memory) else 0
-            links.append(GrpcLink(WorkerInfo(name, rank), stream, limit, pid))
-        return links
+            link = GrpcLink(WorkerInfo(told[rank][0], rank), stream, limit, near.get(rank, 0))
+            links.append(link)
+            if link.shared:
+                other = number_in(outgoing[rank].context, PIPE)
+                own = self._pipes.pop(rank)
+                pipes.append(PipeLink(link, link.shared, near[rank], own, other))
+        return links, pipes
 
-    def _open(self, address: str) -> Any:
+    def _is_near(self, memory: tuple[int, int, str]) -> bool:
+        return self.options.shared_memory and shared(memory)
+
+    def _open(self, rank: int, address: str) -> Any:
         """What the worker at ``address`` sends to this one."""
         call = self._channel(address).unary_stream(f"/{SERVICE}/Stream")
-        return call(b"", metadata=((RANK, str(self.rank)),))
+        _, pipe = self._pipes.get(rank, (-1, -1))
+        return call(b"", metadata=((RANK, str(self.rank)), (PIPE, str(pipe))))
 
     def _channel(self, address: str) -> grpc.Channel:
         options = channel_options(self.options)
@@ -180,7 +202,11 @@ class _Joining:
         return channel
 
     def close(self) -> None:
-        """Close the channels and the server."""
+        """Close the channels and the server, and the pipes that no link has."""
+        for ends in self._pipes.values():
+            for fd in ends:
+                os.close(fd)
+        self._pipes = {}
         for channel in self._channels:
             channel.close()
         self._door.close()
@@ -198,10 +224,10 @@ def start(name: str, rank: int, size: int, respond: Respond, options: Options) -
     try:
         told = joining.meet(name, size)
         workers = [WorkerInfo(name, id) for id, (name, _, _) in enumerate(told)]
-        links = joining.links(told)
+        links, pipes = joining.links(told)
     except BaseException:
         joining.close()
         raise
     agent = GrpcAgent(workers[rank], workers, respond, options.rpc_timeout)
-    agent.start(joining, links)
+    agent.start(joining, links, pipes)
     return agent

@@ -20,6 +20,7 @@ from fxforms.errors import ArgumentError, RpcTimeoutError
 
 SERVICE = "fxforms.Rpc"
 RANK = "fxforms-rank"  # the metadata that says who calls
+PIPE = "fxforms-pipe"  # and where it reads beside, a file descriptor
 RETRY = 0.1  # seconds before a call that did not reach its peer is made again
 _MAX_INT = (1 << 31) - 1
 
@@ -131,7 +132,7 @@ class Door:
 
         def stream(_: bytes, context: Context, send: Callable[[bytes | None], None]) -> None:
             with self._changed:
-                rank = _sender(context)
+                rank = number_in(context, RANK)
                 if rank in self._streams:
                     context.abort(grpc.StatusCode.ALREADY_EXISTS, f"worker {rank} has a stream")
                 self._streams[rank] = Outgoing(send, context)
@@ -194,10 +195,10 @@ def _left(context: Context) -> float:
     return 60.0 if left is None else left
 
 
-def _sender(context: Context) -> int:
-    """The rank that the sender of a call says it has; -1 for none."""
-    for key, value in context.invocation_metadata():
-        if key == RANK and str(value).isdigit():
+def number_in(context: Context, key: str) -> int:
+    """What the caller of a call says of itself under ``key``; -1 for nothing."""
+    for name, value in context.invocation_metadata():
+        if name == key and str(value).isdigit():
             return int(value)
     return -1
 

@@ -1,24 +1,26 @@
-"""Small messages between processes of one machine: a pipe each way, beside the gloo link.
+"""Small messages between processes of one machine: a pipe each way, beside the link of the agent.
 
-A pipe costs one system call to send and one to receive, where gloo has threads of its own and asks
-the peer for room. The gloo link stays: it takes what the pipe has no room for, and notices when the
-peer dies or is silent.
+A pipe costs one system call to send and one to receive, where gloo and gRPC have threads of their
+own, gloo asks the peer for room, and gRPC encrypts. The link beside stays: it takes what the pipe
+has no room for, and notices when the peer dies or is silent.
 """
 
 from __future__ import annotations
 
 import os
 import select
+import stat
 import struct
 import threading
 from collections import deque
 from contextlib import suppress
+from typing import Protocol
 
-from fxforms.distributed.agents.gloo_link import GlooLink
 from fxforms.distributed.agents.linked import Cut, Run
 from fxforms.distributed.agents.shared_memory import SharedFrames
 from fxforms.distributed.frame import decode, joined, write_head
 from fxforms.distributed.message import Message
+from fxforms.distributed.requests import WorkerInfo
 from fxforms.errors import MessageError
 
 _FRAME = struct.Struct("<HB")  # bytes of the body, kind
@@ -27,11 +29,21 @@ _ROOM = select.PIPE_BUF - _FRAME.size  # up to this the kernel writes a frame in
 _READ = 1 << 16
 
 
+class Beside(Protocol):
+    """The link that pipes stand beside."""
+
+    peer: WorkerInfo
+    limit: int
+
+    def send(self, message: Message, run: Run | None) -> None:
+        """As `Link.send`."""
+
+
 class PipeLink:
     """One worker's end of two pipes.
 
     Args:
-        gloo: the link beside, to the same peer.
+        beside: the other link to the same peer.
         shared: the memory shared with it.
         pid: the process number of the peer.
         own: the pipe, made here, that the peer writes to: the end to read and the end to write.
@@ -39,10 +51,10 @@ class PipeLink:
     """
 
     def __init__(
-        self, gloo: GlooLink, shared: SharedFrames, pid: int, own: tuple[int, int], other: int
+        self, beside: Beside, shared: SharedFrames, pid: int, own: tuple[int, int], other: int
     ) -> None:
-        self.peer = gloo.peer
-        self._gloo, self._limit = gloo, gloo.limit
+        self.peer = beside.peer
+        self._beside, self._limit = beside, beside.limit
         self._shared = shared
         self._incoming, self._own = own
         os.set_blocking(self._own, False)
@@ -66,7 +78,7 @@ class PipeLink:
             if reference is not None and not sent:
                 self._shared.drop(reference)
         if not sent:
-            self._gloo.send(message, run)
+            self._beside.send(message, run)
 
     def _write(self, kind: int, body: bytes) -> bool:
         """Write a frame; False if the pipe is full."""
@@ -111,7 +123,7 @@ class PipeLink:
         self._rest = data[at:]
 
     def bye(self) -> None:
-        """The gloo link says it."""
+        """The link beside says it."""
 
     def cut(self) -> None:
         """End the connection of this worker; whoever receives finds a frame that says so."""
@@ -132,7 +144,10 @@ class PipeLink:
 
 def _open(pid: int, fd: int) -> int:
     """The pipe that process ``pid`` knows as ``fd``, to write to; -1 if it cannot be had."""
+    path = f"/proc/{pid}/fd/{fd}"
     try:
-        return os.open(f"/proc/{pid}/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        if not stat.S_ISFIFO(os.stat(path).st_mode):  # nothing else is ever written to
+            return -1
+        return os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return -1
