@@ -53,6 +53,7 @@ class Attempts(Primitive, ABC):
     vmap: Callable[..., Any] | None
     first_vmap: Callable[..., Any] | None  # that of the class, or of the one it is split from
     vmap_method: str
+    last_shared: Any = None  # the SharedRecord of the last mapped call
 
     @abstractmethod
     def bind(self, *operands: Any) -> Any:

@@ -14,13 +14,12 @@ Dims = tuple[int | None, ...]
 
 def batch(values: Sequence[Any], dims: Sequence[int | None], level: int) -> tuple[Any, ...]:
     """``values`` batched at ``level``."""
-    add = substrate.add_batch_dim
-    return tuple(
-        [
-            value if dim is None or not isinstance(value, torch.Tensor) else add(value, dim, level)
-            for value, dim in zip(values, dims)
-        ]
-    )
+    add, found = substrate.add_batch_dim, []
+    for value, dim in zip(values, dims):  # a loop: each call of a mapped Function comes here thrice
+        if dim is not None and isinstance(value, torch.Tensor):
+            value = add(value, dim, level)
+        found.append(value)
+    return tuple(found)
 
 
 def unbatch(value: Any, level: int) -> tuple[Any, int | None]:
@@ -30,24 +29,38 @@ def unbatch(value: Any, level: int) -> tuple[Any, int | None]:
     )
 
 
-def reduce_to(gradient: torch.Tensor, shape: torch.Size | None) -> torch.Tensor:
+def place_gradient(
+    gradient: torch.Tensor,
+    level: int,
+    in_dim: int | None,
+    shape: torch.Size | None,
+    batch_size: int,
+) -> torch.Tensor:
+    """The physical gradient, off vmap ``level``, of an operand of ``shape`` batched at ``in_dim``.
+
+    A rule may return one that broadcasts to its operand, which is summed here, sample by sample:
+    autograd cannot do it once the batch dim is in the way.
+    """
+    value, dim = substrate.unwrap_batched(gradient, level)
+    if dim is not None and dim == in_dim and value.shape == shape:
+        return value
+    if shape is not None:
+        value, dim = substrate.unwrap_batched(reduce_to(gradient, sample(shape, in_dim)), level)
+    if in_dim is None:
+        return value if dim is None else value.sum(dim)
+    return move_batch(value, dim, in_dim, batch_size)
+
+
+def sample(shape: torch.Size, in_dim: int | None) -> tuple[int, ...]:
+    """The shape of one sample of a tensor of ``shape`` that is batched at ``in_dim``."""
+    return tuple([size for dim, size in enumerate(shape) if dim != in_dim])
+
+
+def reduce_to(gradient: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """``gradient`` summed to ``shape`` if that broadcasts to it; else as it is, for the engine."""
-    if shape is None or gradient.shape == shape:
-        return gradient
     tail = gradient.shape[gradient.dim() - len(shape) :]
     fits = len(shape) <= gradient.dim() and all(a in (1, b) for a, b in zip(shape, tail))
-    return gradient.sum_to_size(shape) if fits else gradient
-
-
-def place_gradient(
-    gradient: torch.Tensor | None, dim: int | None, in_dim: int | None, batch_size: int
-) -> torch.Tensor | None:
-    """The physical gradient of an input whose batch dim is ``in_dim``."""
-    if gradient is None:
-        return None
-    if in_dim is None:
-        return gradient if dim is None else gradient.sum(dim)
-    return move_batch(gradient, dim, in_dim, batch_size)
+    return gradient if gradient.shape == shape or not fits else gradient.sum_to_size(shape)
 
 
 def move_batch(value: torch.Tensor, dim: int | None, target: int, batch_size: int) -> torch.Tensor:

@@ -57,6 +57,7 @@ class RuleContext:
     other attribute may be set on it, as on every ``ctx``.
     """
 
+    _fx_lowered = False
     _fx_plain = False  # a rule mapped for a graph of plain autograd
     _fx_input_likes: tuple[Any, ...] = ()
     _fx_samples: tuple[int, Callable[..., RuleContext]] | None = None

@@ -28,6 +28,7 @@ class Rules(Protocol):
     watches: bool
     loops: bool
     evaluate: Callable[..., Any]
+    last_shared: Any
 
     @property
     def root(self) -> Any:

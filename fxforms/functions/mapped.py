@@ -19,7 +19,6 @@ from fxforms.functions.batch_dims import (
     batch,
     move_batch,
     place_gradient,
-    reduce_to,
     unbatch,
 )
 from fxforms.functions.context import as_tuple, attributes_of
@@ -50,7 +49,7 @@ def mapped_class(rules: Rules) -> Any:
                 run_setup(rules, mapping, ctx, inputs[1:], output, level)
 
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        return (None, *run_backward(rules, ctx, cotangents))
+        return run_backward(rules, ctx, cotangents)
 
     def jvp(ctx: Any, _: None, *tangents: Any) -> Any:
         return run_jvp(rules, ctx, tangents)
@@ -66,7 +65,10 @@ def mapped_class(rules: Rules) -> Any:
 def run_forward(rules: Rules, mapping: Mapping, operands: tuple[Any, ...], level: int) -> Any:
     """The user's ``forward`` on one batch; records ``out_dims`` on ``mapping``."""
     inputs = batch(operands, mapping.in_dims, level)
-    mapping.shapes = [x.shape if isinstance(x, torch.Tensor) else None for x in inputs]
+    shapes: list[torch.Size | None] = []
+    for x in operands:
+        shapes.append(x.shape if isinstance(x, torch.Tensor) else None)
+    mapping.shapes = shapes
     outputs = rules.function.forward(*inputs)
     if isinstance(outputs, tuple):
         pairs = [unbatch_output(output, mapping, operands, level) for output in outputs]
@@ -89,10 +91,14 @@ def share_setup(
     If this call leaves other things than earlier ones, or an error is to be raised, each level
     runs it anew.
     """
-    ctx = SetupContext(())
+    ctx = SetupContext()
+    last: SharedRecord | None = rules.last_shared
+    flat = outputs if isinstance(outputs, tuple) else (outputs,)
     try:
         rules.function.setup_context(ctx, inputs, outputs)
-        found = SharedRecord.of(ctx, inputs, as_tuple(outputs), mapping)
+        if last is not None and last.fits(ctx, inputs, flat, mapping):
+            return last
+        found = rules.last_shared = SharedRecord.of(ctx, inputs, flat, mapping)
     except Exception:
         found = None
     if found is None:
@@ -128,7 +134,8 @@ def run_setup(
     inputs = batch(operands, mapping.in_dims, level)
     single = not isinstance(output, tuple)
     outputs = batch(as_tuple(output), as_tuple(mapping.out_dims), level)
-    context = SetupContext(ctx.needs_input_grad[1:], ctx._fx_lowered)
+    context = SetupContext()
+    context._fx_needs, context._fx_lowered = ctx.needs_input_grad[1:], ctx._fx_lowered
     context._fx_plain = ctx._fx_plain or not (ctx._fx_lowered or substrate.level_depth() > 1)
     rules.function.setup_context(context, inputs, outputs[0] if single else outputs)
     if rules.root.shares_setup is None:
@@ -165,31 +172,24 @@ def run_setup(
 def run_backward(
     rules: Rules, ctx: Any, cotangents: tuple[Any, ...]
 ) -> tuple[torch.Tensor | None, ...]:
-    """The user's ``backward`` on one batch; gradients of unbatched inputs are summed over it.
+    """The user's ``backward`` on one batch, after None for the Mapping.
 
-    A rule may return a gradient that broadcasts to its input. Autograd cannot reduce that once the
-    batch dim is in the way, so it is done here, sample by sample.
+    Gradients of unbatched inputs are summed over the batch.
     """
     record: Record = ctx._fx_record
     mapping: Mapping = ctx._fx_mapping
-    saved, unwrap = ctx.saved_tensors, substrate.unwrap_batched
+    saved = ctx.saved_tensors
     size, randomness = mapping.info
     level = substrate.enter_vmap(size, randomness)  # vmap_level, without its object
     try:
         context = record.restore(ctx, saved, record.backward_dims, level)
         given = batch(cotangents, as_tuple(mapping.out_dims), level)
-        pairs = [
-            (None, None) if g is None else unwrap(reduce_to(g, shape), level)
-            for g, shape in zip(rules.gradients(context, given), mapping.shapes)
-        ]
+        placed: list[torch.Tensor | None] = [None]
+        for g, to, shape in zip(rules.gradients(context, given), mapping.in_dims, mapping.shapes):
+            placed.append(None if g is None else place_gradient(g, level, to, shape, size))
+        return tuple(placed)
     finally:
         substrate.exit_vmap()
-    return tuple(
-        [
-            g if d == to and d is not None else place_gradient(g, d, to, size)
-            for (g, d), to in zip(pairs, mapping.in_dims)
-        ]
-    )
 
 
 def run_jvp(rules: Rules, ctx: Any, tangents: tuple[Any, ...]) -> tuple[Any, ...]:

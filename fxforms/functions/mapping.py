@@ -16,7 +16,7 @@ from fxforms.interpreters import VmapInfo
 class Mapping:
     """One call of a mapped Function: how its operands are batched, and its outputs.
 
-    ``shapes`` are those of the operands of one sample. ``shared`` is set if ``forward`` has run the
+    ``shapes`` are those of the physical operands. ``shared`` is set if ``forward`` has run the
     user's ``setup_context`` for all levels.
     """
 
@@ -59,7 +59,10 @@ class Record:
         """The user's ``ctx`` on the batch at ``level``, from the real one and what it saved."""
         tensors = batch(saved, dims, level)
         context = RuleContext(ctx.needs_input_grad[1:], ctx._fx_lowered)
-        context.to_save = tensors[self.attribute_count :] if self.attribute_count else tensors
+        if not self.attributes:
+            context.to_save = tensors
+            return context
+        context.to_save = tensors[self.attribute_count :]
         for name, value in self.attributes.items():
             restored = map_leaves(lambda x: tensors[x.index] if isinstance(x, Slot) else x, value)
             setattr(context, name, restored)
@@ -70,12 +73,13 @@ class SharedRecord(Record):
     """A record that is the same at every level: all that is saved are inputs and outputs.
 
     ``places`` are their positions among those, for ``backward`` and for ``jvp``, with the Mapping
-    as position 0; -1 is None.
+    as position 0; -1 is None. ``of_dims`` are the batch dims of the call that it was made for.
     """
 
     places: Sequence[int]
     forward_places: Sequence[int]
     materialize: bool
+    of_dims: tuple[Dims, Any]
 
     @classmethod
     def of(
@@ -87,29 +91,46 @@ class SharedRecord(Record):
             return None
         if attributes and hold_more(attributes):
             return None
-        known = (mapping, *inputs, *outputs)
-        dims = (None, *mapping.in_dims, *as_tuple(mapping.out_dims), None)
         record = cls(attributes)
         record.materialize = ctx.materialize_grads
+        record.of_dims = mapping.in_dims, mapping.out_dims
+        known = (mapping, *inputs, *outputs)
+        dims = (None, *mapping.in_dims, *as_tuple(mapping.out_dims), None)
+        saved, forward = ctx.to_save, ctx.saved_for_forward
         try:
-            places = forward_places = find(ctx.to_save, known)
-            if not (ctx.saved_for_forward is None or same(ctx.saved_for_forward, ctx.to_save)):
-                forward_places = find(ctx.saved_for_forward, known)
+            record.places = record.forward_places = places = find(saved, known)
+            record.backward_dims = record.forward_dims = [dims[i] for i in places]
+            if not (forward is None or same(forward, saved)):
+                record.forward_places = places = find(forward, known)
+                record.forward_dims = [dims[i] for i in places]
         except LookupError:
             return None
-        record.places, record.forward_places = places, forward_places
-        record.backward_dims = record.forward_dims = [dims[i] for i in places]
-        if forward_places is not places:
-            record.forward_dims = [dims[i] for i in forward_places]
         return record
+
+    def fits(
+        self, ctx: SetupContext, inputs: Sequence[Any], outputs: tuple[Any, ...], mapping: Mapping
+    ) -> bool:
+        """True if ``ctx`` surely holds the same again: the very inputs and outputs, and no more."""
+        left, forward = vars(ctx), ctx.saved_for_forward
+        if "to_save" not in left or len(left) != (1 if forward is None else 2) or self.attributes:
+            return False  # more is left than what is saved
+        if not self.materialize or self.of_dims != (mapping.in_dims, mapping.out_dims):
+            return False
+        known = (mapping, *inputs, *outputs, None)
+        twice = known[1] is known[2] if len(known) == 4 else len(set(map(id, known))) < len(known)
+        if twice or not placed(ctx.to_save, self.places, known):
+            return False
+        if forward is None:
+            return self.forward_places is self.places
+        return placed(forward, self.forward_places, known)
 
     def save(self, ctx: Any, operands: Sequence[Any], output: Any, forward: bool) -> None:
         """Save the tensors of the level of ``ctx`` on it, those of ``jvp`` too if ``forward``."""
         known = (*operands, *as_tuple(output), None)
         ctx._fx_mapping, ctx._fx_record = operands[0], self
-        ctx.save_for_backward(*[known[i] for i in self.places])
+        ctx.save_for_backward(*map(known.__getitem__, self.places))
         if forward:
-            ctx.save_for_forward(*[known[i] for i in self.forward_places])
+            ctx.save_for_forward(*map(known.__getitem__, self.forward_places))
         if not self.materialize:
             ctx.set_materialize_grads(False)
 
@@ -118,10 +139,9 @@ class SetupContext(RuleContext):
     """A ``ctx`` that notes if it is asked which inputs need a gradient: levels differ in that."""
 
     _fx_asked = False
+    _fx_needs: tuple[bool, ...] = ()
 
-    def __init__(self, needs: tuple[bool, ...], lowered: bool = False) -> None:
-        self._fx_needs = needs
-        self._fx_lowered = lowered
+    __init__ = object.__init__  # nothing is on it: what ``setup_context`` leaves shows at once
 
     @property
     def needs_input_grad(self) -> tuple[bool, ...]:  # type: ignore[override]
@@ -135,19 +155,21 @@ def find(tensors: Sequence[Any], known: Sequence[Any]) -> list[int]:
 
     Raises LookupError if one is not there, or there twice.
     """
-    places = []
-    for tensor in tensors:
-        place = -1
-        if tensor is not None:
-            for index, other in enumerate(known):
-                if other is tensor:
-                    if place != -1:
-                        raise LookupError
-                    place = index
-            if place == -1:
-                raise LookupError
-        places.append(place)
-    return places
+    at = {id(x): place for place, x in enumerate(known)}
+    if len(at) < len(known):
+        twice = {id(x) for place, x in enumerate(known) if at[id(x)] != place}
+        at = {key: place for key, place in at.items() if key not in twice}
+    return [-1 if tensor is None else at[id(tensor)] for tensor in tensors]
+
+
+def placed(tensors: Sequence[Any], places: Sequence[int], known: Sequence[Any]) -> bool:
+    """True if ``tensors`` are those at ``places`` of ``known``."""
+    if len(tensors) != len(places):
+        return False
+    for tensor, place in zip(tensors, places):  # noqa: SIM110 (all() takes three times as long)
+        if tensor is not known[place]:
+            return False
+    return True
 
 
 def hold_more(attributes: dict[str, Any]) -> bool:

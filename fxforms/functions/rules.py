@@ -236,7 +236,7 @@ class MappedRules(FunctionRules):
         """Those of the source's rule, which has checked them and met what does not map."""
         if self.backward is None:
             return super().gradients(ctx, cotangents)
-        return (None, *run_backward(self.source, ctx, cotangents))
+        return run_backward(self.source, ctx, cotangents)
 
     def share_setup(self, ctx: Any, operands: tuple[Any, ...], outputs: Any) -> bool:
         """True if ``forward`` has found that all of it is inputs, outputs and plain values."""

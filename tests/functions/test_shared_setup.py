@@ -153,6 +153,69 @@ def test_a_class_that_changes_what_it_saves() -> None:
         assert_close(derivatives(total(op)), EXPECTED)
 
 
+def swapped(ctx: Any, x: Tensor, y: Tensor) -> None:
+    ctx.save_for_backward(y, x)
+    ctx.swapped = True
+
+
+def without_forward(ctx: Any, x: Tensor, y: Tensor) -> None:
+    ctx.save_for_backward(x, y)
+
+
+def forward_apart(ctx: Any, x: Tensor, y: Tensor) -> None:
+    ctx.save_for_backward(x, y)
+    ctx.save_for_forward(y, x)
+
+
+def turned(ctx: Any, x: Tensor, y: Tensor) -> None:
+    ctx.save_for_backward(y, x)
+
+
+def none_between(ctx: Any, x: Tensor, y: Tensor) -> None:
+    ctx.save_for_backward(x, None, y)
+
+
+def only_an_attribute(ctx: Any, x: Tensor, y: Tensor) -> None:
+    ctx.pair = x, y
+
+
+SAVES = (without_forward, forward_apart, turned, swapped, turned, none_between, only_an_attribute)
+
+
+@pytest.mark.parametrize("first", SAVES)
+def test_what_the_last_call_left_is_taken_only_for_the_same(first: Callable[..., None]) -> None:
+    class Product(fxforms.Function):
+        saves = staticmethod(first)
+
+        @staticmethod
+        def forward(x: Tensor, y: Tensor) -> Tensor:
+            return x * y
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+            Product.saves(ctx, *inputs)
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+            found = [t for t in ctx.saved_tensors if t is not None] or ctx.pair
+            x, y = found[::-1] if hasattr(ctx, "swapped") or Product.saves is turned else found
+            return g * y, g * x
+
+    def check_both() -> None:
+        both = fxforms.grad(lambda x, y: fxforms.vmap(Product.apply)(x, y).sum(), (0, 1))(X, Y)
+        assert_close(both, (Y, X))
+
+    for _ in range(3):
+        check_both()
+    row = fxforms.grad(lambda y: fxforms.vmap(Product.apply, (0, None))(X, y).sum())(Y[0])
+    assert_close(row, X.sum(0))
+    for then in (*SAVES, first):
+        Product.saves = staticmethod(then)
+        check_both()
+    twice = fxforms.grad(lambda x: fxforms.vmap(lambda a: Product.apply(a, a))(x).sum())
+    assert_close(twice(X), 2 * X)
+
+
 def test_an_output_that_is_an_input_keeps_its_own_derivative() -> None:
     """What is saved is the output, whose derivative the rule says, not that of the input."""
 
