@@ -22,6 +22,7 @@ from fxforms.functions.context import as_tuple
 from fxforms.functions.draws import draw_again, generator_state
 from fxforms.functions.faults import overwritten, residual_after_change
 from fxforms.functions.first_call import ContainerFound
+from fxforms.functions.held import with_token
 from fxforms.functions.inline import (
     batched_on_top,
     last_to_differentiate,
@@ -153,18 +154,36 @@ def enter_again(rules: FunctionRules, operands: tuple[Any, ...], changed: bool) 
 
 
 def enter_packed(
-    rules: FunctionRules, operands: tuple[Any, ...], found: ContainerFound | None = None
+    rules: FunctionRules,
+    operands: tuple[Any, ...],
+    found: ContainerFound | None = None,
+    *more: torch.Tensor,
 ) -> Any:
     """A call with pytrees among its operands or outputs; of ``found`` the body has run already.
 
-    The first call inside a transform comes here too: only its output tells whether it is flat.
+    The first call inside a transform comes here too: only its output tells whether it is flat. Of
+    operands ``more`` the body and the rules know nothing.
     """
     packing, leaves = Packing.of(operands)
     packing.ready = found
-    flat = enter(rules.packed, (packing, *leaves))
+    flat = enter(rules.packed, (packing, *leaves, *more))
     if rules.packs is None:
         rules.packs = not packing.is_flat()
     return packing.output(flat)
+
+
+def enter_holding(
+    rules: FunctionRules, operands: tuple[Any, ...], tensors: list[torch.Tensor]
+) -> Any:
+    """A call of a Function whose body can reach ``tensors`` that plain autograd follows."""
+    if substrate.function_modes():
+        operands = map_tensors(presented, operands)
+    if substrate.transforms_active():
+        check_closures(rules.__name__, rules.closing)
+        check_arguments(rules.__name__, operands)
+    return with_token(
+        rules.__name__, tensors, lambda token: enter_packed(rules, operands, None, token)
+    )
 
 
 def needs_split(rules: FunctionRules, operands: tuple[Any, ...]) -> bool:
