@@ -86,9 +86,9 @@ class FunctionRules(Attempts):
         self.saves_no_residual: bool | None = None
         self.watches = watches
         self.leaves_torch: bool | None = None
-        self.setup_is_known = False
         self.shares_setup: bool | None = None
-        self.has_mapped = False
+        self.setup_is_known = self.has_mapped = False
+        self.changes_inputs: bool | None = None
         self.calls_engine: bool | None = None
         self.may_hide = True
         methods = [function.forward, function.setup_context, self.backward, self.jvp, self.vmap]
