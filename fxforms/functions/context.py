@@ -45,8 +45,11 @@ class NodeContext(substrate.BackwardCFunction):
 
     def apply(self, *cotangents: Any) -> Any:
         """Called by the autograd engine: the Function's backward rule."""
-        if self._fx_operands is not None and torch.is_grad_enabled():
-            return self._rules.run_backward(self._rules.context_again(self), cotangents)
+        if self._fx_operands is not None:
+            if torch.is_grad_enabled():
+                return self._rules.backward_again(self, cotangents)
+            if not substrate.keeps_graph():
+                self._fx_operands = None
         return self._rules.run_backward(self, cotangents)
 
 

@@ -53,12 +53,12 @@ def applied(rules: Rules, looks: bool) -> Callable[..., Any]:
         output = substrate.autograd_apply(looking)(*operands)
         rules.evaluate = remembering if any(kept) else apply
         if any(kept):
-            remember(output, operands)
+            remember(rules, output, operands)
         return output
 
     def remembering(*operands: Any) -> Any:
         output = apply(*operands)
-        remember(output, operands)
+        remember(rules, output, operands)
         return output
 
     return first if looks else apply

@@ -28,7 +28,7 @@ from fxforms.functions.context import among
 from fxforms.functions.inline import has_tangent
 from fxforms.functions.inner_engine import CUTS
 from fxforms.functions.presented import presented
-from fxforms.interpreters import below_all_levels
+from fxforms.functions.refused import token
 
 _NOTHING: set[type] = {type(None), float, int, bool, str, ModuleType}
 _SHAPES = ("_like", "_as")  # such functions take no value of their argument
@@ -158,28 +158,6 @@ class Watch(TorchFunctionMode):
         return isinstance(result, (torch.Tensor, tuple, list))
 
 
-class Token(torch.autograd.Function):
-    """A number that depends on what ``watch`` watches; a derivative through it is refused."""
-
-    @staticmethod
-    def forward(name: str, watch: Watch, *tensors: torch.Tensor) -> torch.Tensor:
-        return torch.zeros((), dtype=tensors[0].dtype, device=tensors[0].device)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.name, ctx.watch, ctx.count = *inputs[:2], len(inputs)
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Any) -> Any:
-        if ctx.watch.used is not None:
-            raise refused(ctx.name, ctx.watch.used)
-        return (None,) * ctx.count
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        raise refused(ctx.name, next(iter(ctx.watch.tensors.values())))
-
-
 def refused(name: str, tensor: torch.Tensor) -> UnsupportedError:
     """The error for a derivative by a ``tensor`` that the function was not given."""
     return UnsupportedError(
@@ -192,8 +170,14 @@ def refused(name: str, tensor: torch.Tensor) -> UnsupportedError:
 def with_token(name: str, tensors: list[torch.Tensor], call: Callable[[torch.Tensor], Any]) -> Any:
     """``call(token)``, of a function of that name whose body can reach ``tensors``."""
     watch = Watch(tensors)
-    seen = [presented(x) for x in tensors]
-    with below_all_levels():
-        token: Any = Token.apply(name, watch, *seen)  # type: ignore[no-untyped-call]
+
+    def check() -> None:
+        if watch.used is not None:
+            raise refused(name, watch.used)
+
+    operand = token(check, [presented(x) for x in tensors])
     with watch:
-        return call(token)
+        output = call(operand)
+    if watch.used is not None and has_tangent(watch.used):
+        raise refused(name, watch.used)
+    return output

@@ -41,7 +41,7 @@ from fxforms.functions.once import (
 )
 from fxforms.functions.opaque import ValueNeeded, opaque_class
 from fxforms.functions.packed import packed_class
-from fxforms.functions.plain_residuals import context_again
+from fxforms.functions.plain_residuals import backward_again
 from fxforms.functions.recorded import Call
 from fxforms.functions.signature import Signature
 from fxforms.functions.single_level import (
@@ -207,7 +207,7 @@ class FunctionRules(Attempts):
             return run_once(self.once, self.gradients, ctx, cotangents)
         return self.gradients(ctx, cotangents)
 
-    context_again = context_again  # for the node, which does not import it
+    backward_again = backward_again  # for the node, which does not import it
 
     def gradients(self, ctx: Any, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
         """The same, as the rule is written, whether or not it may be differentiated again."""
