@@ -104,15 +104,19 @@ def no_derivative(name: str, mode: str) -> RuleError:
     )
 
 
-def check_count(name: str, signature: Signature, gradients: tuple[Any, ...], count: int) -> None:
-    """Raise GradientError unless there is one gradient for each input of forward.
+def check_count(
+    name: str, signature: Signature, gradients: tuple[Any, ...], count: int
+) -> tuple[Any, ...]:
+    """``gradients``, one for each input of forward; else raises GradientError.
 
-    As in torch, more of them may follow if they are None.
+    As in torch, more of them may follow if they are None. A named tuple may be that of one input.
     """
     if len(gradients) == count or (
         len(gradients) > count and all(g is None for g in gradients[count:])
     ):
-        return
+        return gradients
+    if count == 1 and hasattr(gradients, "_fields"):
+        return (gradients,)
     raise GradientError(
         f"{name}.backward returned {counted(len(gradients), 'gradient')} for "
         f"{counted(count, 'input')} ({', '.join(signature.names(count))}). Return one for each "

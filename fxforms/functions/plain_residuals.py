@@ -8,7 +8,6 @@ residual stays a constant, and a derivative of what ``backward`` makes of it is 
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import torch
@@ -18,12 +17,12 @@ from fxforms.errors import GradientError
 from fxforms.functions.combined import run_body
 from fxforms.functions.context import RuleContext, among, as_tuple, attributes_of
 from fxforms.functions.contract import Rules
-from fxforms.functions.derive import Like
+from fxforms.functions.derive import Like, keep_for_transpose
 from fxforms.functions.draws import check_repeated
 from fxforms.functions.refused import refuse
 from fxforms.functions.residuals import LeavesTorch, Tracked
 
-_TENSOR, _REF = torch.Tensor, weakref.ref
+_TENSOR = torch.Tensor
 _CHANGES = "forward changes in place"
 _LEAVES = "forward takes out of torch (NumPy, .item())"
 
@@ -32,7 +31,16 @@ class Constant(Exception):
     """A residual stays a constant; says why."""
 
 
-def remember(rules: Rules, output: Any, operands: tuple[Any, ...]) -> None:
+class Overwritten:
+    """What ``forward`` overwrote; ``source`` depends on what it was before."""
+
+    def __init__(self, source: torch.Tensor | None) -> None:
+        self.source = source
+
+
+def remember(
+    rules: Rules, output: Any, operands: tuple[Any, ...], sources: list[Any] | None
+) -> None:
     """Let the node of ``output`` keep its ``operands``, a tensor with its version.
 
     One that ``forward`` overwrote is the output, whose node must not keep it alive. Of the inputs
@@ -50,18 +58,23 @@ def remember(rules: Rules, output: Any, operands: tuple[Any, ...]) -> None:
         return
     try:
         if rules.once:
-            node._fx_operands = [(empty(x), None) for x in operands]
+            node._fx_operands = [(x, None) for x in sources or map(empty, operands)]
         else:
             node._fx_operands = [
                 (x, None)
                 if not isinstance(x, _TENSOR)
-                else (_REF(x), None)
+                else (Overwritten(sources[i] if sources else None), None)
                 if among(x, outputs)
                 else (x, x._version)
-                for x in operands
+                for i, x in enumerate(operands)
             ]
     except (RuntimeError, AttributeError):  # inference mode has no versions; a node of a view
         return
+
+
+def sources_of(operands: tuple[Any, ...]) -> list[Any]:
+    """What depends on ``operands``, made before ``forward`` overwrites one."""
+    return [empty(x) for x in operands] if torch.is_grad_enabled() else []
 
 
 def empty(operand: Any) -> torch.Tensor | None:
@@ -77,7 +90,7 @@ def recalled(pairs: list[tuple[Any, int | None]]) -> tuple[Any, ...]:
     Raises Constant if one is not what it was.
     """
     for value, version in pairs:
-        if isinstance(value, _REF):
+        if isinstance(value, Overwritten):
             raise Constant(_CHANGES)
         if version is not None and value._version != version:
             raise Constant("was changed in place since the call")
@@ -103,7 +116,7 @@ def backward_again(rules: Rules, ctx: Any, cotangents: tuple[Any, ...]) -> tuple
     try:
         again = context_again(rules, ctx)
     except Constant as reason:
-        operands = [x() if isinstance(x, _REF) else x for x, _ in ctx._fx_operands]
+        operands = [x.source if isinstance(x, Overwritten) else x for x, _ in ctx._fx_operands]
         tensors = [x for x in operands if isinstance(x, _TENSOR)]
         error = GradientError(
             f"{rules.__name__}: a second derivative needs the derivative of what forward saved for "
@@ -123,9 +136,12 @@ def context_again(rules: Rules, ctx: Any) -> Any:
     fresh = RuleContext(ctx.needs_input_grad)
     with torch.enable_grad(), Tracked() as tracked:
         try:
-            known = (*operands, *differentiable(fresh, run_body(rules, fresh, operands)))
+            output = run_body(rules, fresh, operands)
         except LeavesTorch:
             raise Constant(_LEAVES) from None
+    if rules.transposes_jvp:
+        keep_for_transpose(fresh, operands)
+    known = (*operands, *differentiable(fresh, output))
     if fresh.dirty_tensors:
         raise Constant(_CHANGES)
     if tracked.left_torch:

@@ -212,8 +212,7 @@ class FunctionRules(Attempts):
     def gradients(self, ctx: Any, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
         """The same, as the rule is written, whether or not it may be differentiated again."""
         found = self._user_gradients(ctx, cotangents)
-        check_count(self.__name__, self.signature, found, len(ctx.needs_input_grad))
-        return found
+        return check_count(self.__name__, self.signature, found, len(ctx.needs_input_grad))
 
     def _user_gradients(self, ctx: Any, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
         """What the user's rule returns, as a tuple."""

@@ -130,7 +130,12 @@ def then_overwritten(op: Op) -> Op:
     return call
 
 
+def then_forgotten(op: Op) -> Op:
+    return lambda x: op(x).exp().log()
+
+
 REFUSED = {
+    "in place, and gone": (then_forgotten, overwriting, "forward changes in place"),
     "numpy": (lambda op: op, in_numpy, "takes out of torch"),
     "in place": (lambda op: op, overwriting, "forward changes in place"),
     "changed": (then_overwritten, Sine.forward, "was changed in place since the call"),
@@ -151,3 +156,17 @@ def test_a_residual_that_stays_a_constant_is_refused(case: str) -> None:
         assert_close(torch.autograd.grad(slope.sum(), factor, retain_graph=True)[0], cosine)
         with pytest.raises(GradientError, match=message):
             (slope + x).sum().backward()
+
+
+def test_a_rule_from_jvp_that_keeps_a_residual_beside_what_it_saves() -> None:
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_forward(x)
+        ctx.cosine = x.cos()
+        return x.sin() ** 2
+
+    def jvp(ctx: Any, t: Tensor) -> Tensor:
+        return 2 * t * ctx.cosine * ctx.saved_tensors[0].sin()
+
+    op, x = function("Square", forward=forward, jvp=jvp).apply, vec(3).requires_grad_()
+    for _ in range(2):
+        assert_close(derivatives(op, x), derivatives(lambda x: x.sin() ** 2, x))
