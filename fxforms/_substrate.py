@@ -138,9 +138,9 @@ def on_vmap_level() -> bool:
     return transforms_active() and top_transform() == VMAP
 
 
-def saved_hooks_active() -> bool:
-    """True inside ``torch.autograd.graph.saved_tensors_hooks``, ``save_on_cpu`` and the like."""
-    return _hooks._top_saved_tensors_default_hooks(False) is not None
+def saved_hooks() -> Any:
+    """``(pack, unpack)`` of ``torch.autograd.graph.saved_tensors_hooks`` and the like, or None."""
+    return _hooks._top_saved_tensors_default_hooks(False)
 
 
 def dual_level_open() -> bool:

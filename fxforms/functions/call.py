@@ -16,14 +16,18 @@ import torch
 
 from fxforms import _substrate as substrate
 from fxforms._tree import is_atom, map_tensors
+from fxforms.errors import RuleError
+from fxforms.functions.attempts import copied, put_back
 from fxforms.functions.bind import bind, run_plain
 from fxforms.functions.closures import check_arguments, check_closures
 from fxforms.functions.context import as_tuple
 from fxforms.functions.draws import draw_again, generator_state
 from fxforms.functions.faults import overwritten, residual_after_change
 from fxforms.functions.first_call import ContainerFound
+from fxforms.functions.held import with_token
 from fxforms.functions.inline import (
     batched_on_top,
+    below_derivatives,
     last_to_differentiate,
     only_vmaps,
 )
@@ -95,6 +99,32 @@ def enter(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
         except Unmappable:  # from here on the batch is looped over
             pass
     check_arguments(rules.__name__, operands)
+    if rules.root.changes_inputs is not False:
+        return enter_undoing(rules, operands)
+    return enter_flat(rules, operands)
+
+
+def enter_undoing(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
+    """A call of a class that may change its inputs: a change that is refused is undone.
+
+    Only tensors captured from a lower level are kept for it, and none once a call has shown that
+    the class changes nothing.
+    """
+    captured, versions = below_derivatives(operands), substrate.versions(operands)
+    copies = copied(captured)
+    try:
+        output = enter_flat(rules, operands)
+    except RuleError:
+        if copies and versions != substrate.versions(operands):
+            put_back(captured, copies)
+            rules.root.changes_inputs = True
+        raise
+    rules.root.changes_inputs = versions != substrate.versions(operands)
+    return output
+
+
+def enter_flat(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
+    """A call inside a transform whose operands have no containers."""
     if needs_split(rules, operands):
         return enter_split(rules, operands)
     versions = substrate.versions(operands)
@@ -153,18 +183,36 @@ def enter_again(rules: FunctionRules, operands: tuple[Any, ...], changed: bool) 
 
 
 def enter_packed(
-    rules: FunctionRules, operands: tuple[Any, ...], found: ContainerFound | None = None
+    rules: FunctionRules,
+    operands: tuple[Any, ...],
+    found: ContainerFound | None = None,
+    *more: torch.Tensor,
 ) -> Any:
     """A call with pytrees among its operands or outputs; of ``found`` the body has run already.
 
-    The first call inside a transform comes here too: only its output tells whether it is flat.
+    The first call inside a transform comes here too: only its output tells whether it is flat. Of
+    operands ``more`` the body and the rules know nothing.
     """
     packing, leaves = Packing.of(operands)
     packing.ready = found
-    flat = enter(rules.packed, (packing, *leaves))
+    flat = enter(rules.packed, (packing, *leaves, *more))
     if rules.packs is None:
         rules.packs = not packing.is_flat()
     return packing.output(flat)
+
+
+def enter_holding(
+    rules: FunctionRules, operands: tuple[Any, ...], tensors: list[torch.Tensor]
+) -> Any:
+    """A call of a Function whose body can reach ``tensors`` that plain autograd follows."""
+    if substrate.function_modes():
+        operands = map_tensors(presented, operands)
+    if substrate.transforms_active():
+        check_closures(rules.__name__, rules.closing)
+        check_arguments(rules.__name__, operands)
+    return with_token(
+        rules.__name__, tensors, lambda token: enter_packed(rules, operands, None, token)
+    )
 
 
 def needs_split(rules: FunctionRules, operands: tuple[Any, ...]) -> bool:

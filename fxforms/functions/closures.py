@@ -7,7 +7,7 @@ constant, and its derivative be lost without a word.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType as PythonFunction
 from types import MethodType, ModuleType
 from typing import Any
@@ -26,7 +26,7 @@ _CONTAINERS = (list, tuple, set, frozenset)
 
 
 @functools.cache
-def _holds_nothing(kind: type) -> bool:
+def holds_nothing(kind: type) -> bool:
     """True if values of type ``kind`` hold no tensor that a rule could read."""
     return issubclass(kind, _ATOMS)
 
@@ -34,11 +34,11 @@ def _holds_nothing(kind: type) -> bool:
 def closing(functions: list[Callable[..., Any] | None]) -> list[Any]:
     """Those of ``functions`` that hold anything: a closure, defaults, an instance."""
     return [
-        f for f in functions if f is not None and (not isinstance(f, PythonFunction) or _held(f))
+        f for f in functions if f is not None and (not isinstance(f, PythonFunction) or held(f))
     ]
 
 
-def _held(value: Any) -> list[Any]:
+def held(value: Any) -> list[Any]:
     """What ``value`` holds that a rule could read by way of it."""
     if isinstance(value, PythonFunction):
         found = closed_over(value)
@@ -56,17 +56,22 @@ def _held(value: Any) -> list[Any]:
     return [*getattr(value, "__dict__", {}).values()]
 
 
-def captured(functions: list[Any]) -> Iterator[torch.Tensor]:
-    """The tensors that ``functions`` hold, at any depth of functions, containers and objects."""
+def captured(
+    functions: list[Any], more: Callable[[Any], Iterable[Any]] = lambda value: ()
+) -> Iterator[torch.Tensor]:
+    """The tensors that ``functions`` hold, at any depth of functions, containers and objects.
+
+    ``more`` gives what a value holds beside that.
+    """
     waiting, seen = [*functions], set()
     for value in waiting:
         kind: Any = type(value)
         if isinstance(value, torch.Tensor):
             yield value
-        elif not (_holds_nothing(kind) or id(value) in seen):
+        elif not (holds_nothing(kind) or id(value) in seen):
             seen.add(id(value))
             if len(waiting) < _MOST:
-                waiting += _held(value)
+                waiting += [*held(value), *more(value)]
 
 
 def check_arguments(name: str, operands: tuple[Any, ...]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fxforms import _substrate as substrate
-from fxforms.errors import UNPACK, UnsupportedError
+from fxforms.errors import SAVED_HOOKS, UNPACK, UnsupportedError
 
 
 class NodeContext(substrate.BackwardCFunction):
@@ -22,6 +22,7 @@ class NodeContext(substrate.BackwardCFunction):
     _fx_lowered = False
     _fx_plain = False
     _fx_operands: Any = None
+    _fx_packed: Any = None
 
     def set_materialize_grads(self, value: bool) -> None:
         """As in torch, where it cannot be read again."""
@@ -31,6 +32,8 @@ class NodeContext(substrate.BackwardCFunction):
     def saved_tensors(self) -> Any:  # type: ignore[override]
         """What ``save_for_backward`` was given, free of wrappers of ended levels."""
         unwrap = substrate.unwrap_if_dead
+        if self._fx_packed is not None:
+            return self._unpacked()
         try:
             saved = substrate.read_saved_tensors(self)
         except RuntimeError as error:
@@ -39,14 +42,40 @@ class NodeContext(substrate.BackwardCFunction):
             raise UnsupportedError(f"{self._rules.__name__}: {UNPACK}") from None
         return tuple([None if x is None else unwrap(x) for x in saved])
 
+    def pack(self, level: int, lower: Callable[[], Any]) -> None:
+        """Run the saved-tensor hooks in force, if any, below grad ``level``, not in torch.
+
+        Torch runs them without recording, and of what unpack returns takes the data, which a batch
+        does not give. Here a lower level records both.
+        """
+        hooks, saved = substrate.saved_hooks(), self.to_save
+        if hooks is None or not saved:
+            return
+        values = [x if x is None else substrate.unwrap_for_grad(x, level) for x in saved]
+        with lower():
+            packed = [x if x is None else hooks[0](x) for x in values]
+        self._fx_packed = level, hooks[1], packed
+        self.save_for_backward()
+
+    def _unpacked(self) -> tuple[Any, ...]:
+        """What :meth:`pack` has packed."""
+        level, unpack, packed = self._fx_packed
+        if torch.is_grad_enabled() and substrate.level_depth() >= level:
+            raise UnsupportedError(f"{self._rules.__name__}: {SAVED_HOOKS}")
+        values = [None if x is None else unpack(x) for x in packed]
+        return tuple([x if x is None else substrate.unwrap_if_dead(x) for x in values])
+
     def _compiled_autograd_key(self) -> tuple[int, ...]:
         """What tells this node from others of its shape, to the engine's capture of a pass."""
         return (self._autograd_function_id,)  # type: ignore[attr-defined]
 
     def apply(self, *cotangents: Any) -> Any:
         """Called by the autograd engine: the Function's backward rule."""
-        if self._fx_operands is not None and torch.is_grad_enabled():
-            return self._rules.run_backward(self._rules.context_again(self), cotangents)
+        if self._fx_operands is not None:
+            if torch.is_grad_enabled():
+                return self._rules.backward_again(self, cotangents)
+            if not substrate.keeps_graph():
+                self._fx_operands = None
         return self._rules.run_backward(self, cotangents)
 
 
@@ -104,6 +133,7 @@ _OWN = frozenset(vars(RuleContext(()))) | {
     "_fx_materialize",
     "_fx_needs",
     "_fx_operands",
+    "_fx_packed",
 }
 
 

@@ -63,3 +63,6 @@ class Rules(Protocol):
 
     def gradients(self, ctx: Any, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
         """One gradient for each input, as the rule is written."""
+
+    def run_backward(self, ctx: Any, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The same, refusing a second derivative if the rule is marked so."""

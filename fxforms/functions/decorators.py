@@ -12,7 +12,9 @@ import torch
 
 from fxforms._tree import flatten, map_tensors
 from fxforms.errors import ArgumentError, RuleError, StructureError, describe, name_of
+from fxforms.functions.call import enter_holding
 from fxforms.functions.function import Function, FunctionType
+from fxforms.functions.held import Bodies
 from fxforms.functions.inline import differentiated
 
 
@@ -82,6 +84,7 @@ class _Decorated:
             )
         self._nondiff = tuple(sorted([i % count for i in nondiff_argnums]))
         self._function: Any = None
+        self._bodies = Bodies(fun)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._function is None:
@@ -94,6 +97,9 @@ class _Decorated:
                     for i, v in enumerate(values)
                 ]
             )
+        held = self._bodies.held(self._divide(values)[1] if self._nondiff else values)
+        if held:
+            return enter_holding(self._function._rules, values, held)
         return self._choose(values).apply(*values)
 
     def _choose(self, values: tuple[Any, ...]) -> Any:
@@ -137,6 +143,7 @@ class custom_vjp(_Decorated):
 
     Raises:
         RuleError: called before ``defvjp``.
+        UnsupportedError: a derivative by a tensor that ``fwd`` uses and is not given.
 
     Reference:
         ``jax.custom_vjp``.
@@ -169,6 +176,7 @@ class custom_vjp(_Decorated):
 
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
         """Set the rule: ``fwd`` and ``bwd`` as the class says."""
+        self._bodies = Bodies(self.fun, fwd)
 
         def forward(ctx: Any, *args: Any) -> Any:
             output, ctx.residuals = as_pair(fwd(*args), self.fun, "fwd", "(output, residuals)")

@@ -9,6 +9,23 @@ from fxforms.functions.opaque import ValueNeeded
 from fxforms.functions.signature import Signature
 from fxforms.functions.unseen import is_unmappable
 
+_ENGINE = (
+    "backward() called inside",
+    "attempting to call Tensor.requires_grad_()",
+    "does not require grad and does not have a grad_fn",
+    "torch.utils.checkpoint is incompatible",
+)
+_CALLS = (
+    "calls the autograd engine by torch.autograd.backward, through a reentrant checkpoint, or on a "
+    "graph that forward kept"
+)
+_LEAVES = "leaves torch (NumPy, .item())"
+_GRAD = (
+    "Build the graph in the rule and write torch.autograd.grad(y, v, g), and use_reentrant=False "
+    "in a checkpoint; it gives the same numbers and can be differentiated."
+)
+_TORCH = "Write the rule in torch, or as a Function of its own; for forward mode give a jvp rule."
+
 
 def no_vmap_rule(name: str) -> RuleError:
     """The error for a Function whose author wants no derived vmap rule."""
@@ -62,18 +79,20 @@ def values_in_graph(name: str) -> TraceError:
 
 
 def refuse_opaque(name: str, error: RuntimeError) -> None:
-    """Raise GradientError if ``error`` says that a derivative rule leaves torch.
+    """Raise GradientError if ``error`` says that a derivative rule leaves torch, or its functions.
 
     It still counts as unmappable: a vmap level around it may run the rule on one sample.
     """
-    if isinstance(error, (GradientError, ValueNeeded)) or not is_unmappable(error):
+    text = str(error.__cause__ or error)
+    by_engine = any(mark in text for mark in _ENGINE)
+    if isinstance(error, (GradientError, ValueNeeded)) or not (by_engine or is_unmappable(error)):
         return
+    what, way = (_CALLS, _GRAD) if by_engine else (_LEAVES, _TORCH)
     fault = GradientError(
-        f"{name}: a derivative rule leaves torch (NumPy, .item()), and its own derivative is asked "
-        f"for: a second derivative, or forward mode from backward. Write the rule in torch, or as "
-        f"a Function of its own; for forward mode give a jvp rule."
+        f"{name}: a derivative rule {what}, and its own derivative is asked for: a second "
+        f"derivative, or forward mode from backward. {way}"
     )
-    fault.__cause__ = error
+    fault.__cause__ = error.__cause__ or error
     raise fault
 
 
@@ -85,15 +104,19 @@ def no_derivative(name: str, mode: str) -> RuleError:
     )
 
 
-def check_count(name: str, signature: Signature, gradients: tuple[Any, ...], count: int) -> None:
-    """Raise GradientError unless there is one gradient for each input of forward.
+def check_count(
+    name: str, signature: Signature, gradients: tuple[Any, ...], count: int
+) -> tuple[Any, ...]:
+    """``gradients``, one for each input of forward; else raises GradientError.
 
-    As in torch, more of them may follow if they are None.
+    As in torch, more of them may follow if they are None. A named tuple may be that of one input.
     """
     if len(gradients) == count or (
         len(gradients) > count and all(g is None for g in gradients[count:])
     ):
-        return
+        return gradients
+    if count == 1 and hasattr(gradients, "_fields"):
+        return (gradients,)
     raise GradientError(
         f"{name}.backward returned {counted(len(gradients), 'gradient')} for "
         f"{counted(count, 'input')} ({', '.join(signature.names(count))}). Return one for each "

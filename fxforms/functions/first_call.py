@@ -15,7 +15,7 @@ from fxforms import _substrate as substrate
 from fxforms.functions.context import as_tuple, attributes_of
 from fxforms.functions.contract import Rules
 from fxforms.functions.packed import has_trees
-from fxforms.functions.plain_residuals import keeps_residuals, remember
+from fxforms.functions.plain_residuals import keeps_residuals, remember, sources_of
 from fxforms.functions.single_level import carrier_class, context_class
 
 _MARKS = ("dirty_tensors", "non_differentiable", "to_save", "saved_for_forward")
@@ -48,39 +48,52 @@ def applied(rules: Rules, looks: bool) -> Callable[..., Any]:
 
     def first(*operands: Any) -> Any:
         kept: list[bool] = []
-        looking = looking_class(rules, carrier, kept)
+        dirty: list[bool] = []
+        looking = looking_class(rules, carrier, kept, dirty)
         looking._backward_cls = context_class(rules, looking)
+        sources = sources_of(operands)
         output = substrate.autograd_apply(looking)(*operands)
-        rules.evaluate = remembering if any(kept) else apply
+        rules.evaluate = apply
         if any(kept):
-            remember(output, operands)
+            rules.evaluate = overwriting if any(dirty) else remembering
+            remember(rules, output, operands, sources)
         return output
 
     def remembering(*operands: Any) -> Any:
         output = apply(*operands)
-        remember(output, operands)
+        remember(rules, output, operands, None)
+        return output
+
+    def overwriting(*operands: Any) -> Any:
+        sources = sources_of(operands)
+        output = apply(*operands)
+        remember(rules, output, operands, sources)
         return output
 
     return first if looks else apply
 
 
-def looking_class(rules: Rules, carrier: Any, kept: list[bool]) -> Any:
+def looking_class(rules: Rules, carrier: Any, kept: list[bool], dirty: list[bool]) -> Any:
     """``carrier``, whose ``forward`` raises ContainerFound if there is one in the output.
 
-    ``kept`` is told whether residuals are saved.
+    ``kept`` is told whether residuals are saved, ``dirty`` whether an input is overwritten.
     """
+
+    def look(ctx: Any, operands: tuple[Any, ...], output: Any) -> None:
+        kept.append(keeps_residuals(ctx, operands, output))
+        dirty.append(bool(ctx.dirty_tensors))
 
     def forward(*args: Any) -> Any:
         output = carrier.forward(*args)
         if not isinstance(output, torch.Tensor) and has_trees(as_tuple(output)):
             raise ContainerFound(output, args[0] if rules.combined else None)
         if rules.combined:
-            kept.append(keeps_residuals(args[0], args[1:], output))
+            look(args[0], args[1:], output)
         return output
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         carrier.setup_context(ctx, inputs, output)
-        kept.append(keeps_residuals(ctx, inputs, output))
+        look(ctx, inputs, output)
 
     methods: dict[str, Any] = {"forward": forward}
     if not rules.combined:

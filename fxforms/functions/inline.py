@@ -105,6 +105,14 @@ def batched_on_top(operands: tuple[Any, ...]) -> bool:
     return any(isinstance(x, torch.Tensor) and level_of(x) == level for x in operands)
 
 
+def below_derivatives(operands: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+    """The tensors among ``operands`` that a grad or jvp level captures from a lower one."""
+    kinds = substrate.level_transforms()
+    last = max((level for level, kind in enumerate(kinds, 1) if kind != VMAP), default=0)
+    level_of = substrate.level_of
+    return tuple([x for x in operands if isinstance(x, torch.Tensor) and level_of(x) < last])
+
+
 def run_untracked(body: Any, operands: tuple[Any, ...]) -> Any:
     """``body`` without recording, as autograd runs a forward."""
     before = torch.is_grad_enabled()

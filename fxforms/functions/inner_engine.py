@@ -14,8 +14,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from fxforms import _substrate as substrate
-from fxforms.functions.context import among
+from fxforms._tree import map_tensors
+from fxforms.functions.context import among, attributes_of
+from fxforms.functions.derive import with_saved_read
 from fxforms.functions.inline import recorded
+from fxforms.interpreters.levels import GRAD
 
 _TENSOR: Any = torch.Tensor
 ALIASES = frozenset({_TENSOR.detach, _TENSOR.data.__get__})
@@ -128,8 +131,20 @@ def may_record() -> bool:
 def run_recorded(rules: Any, rule: Callable[..., Any], ctx: Any, args: tuple[Any, ...]) -> Any:
     """A user's rule where its result may be differentiated; its first call shows what it calls.
 
-    ``rules`` remember it as ``calls_engine``.
+    ``rules`` remember it as ``calls_engine``. A saved tensor that the rule makes a leaf may be the
+    caller's own, and is a constant again afterwards.
     """
+    saved = [x for x in ctx.saved_tensors if x is not None and not substrate.is_wrapped(x)]
+    constants = [x for x in saved if not x.requires_grad]
+    try:
+        return _run_recorded(rules, rule, ctx, args)
+    finally:
+        for x in constants:
+            if x.requires_grad:
+                allowed(_TENSOR.requires_grad_, (x, False), {})
+
+
+def _run_recorded(rules: Any, rule: Callable[..., Any], ctx: Any, args: tuple[Any, ...]) -> Any:
     if rules.calls_engine is None:
         try:
             with Watched():
@@ -141,5 +156,23 @@ def run_recorded(rules: Any, rule: Callable[..., Any], ctx: Any, args: tuple[Any
             return result
     if not (substrate.transforms_active() or recorded((*ctx.saved_tensors, *args))):
         return rule(ctx, *args)
+    if substrate.transforms_active() and substrate.top_transform() == GRAD:
+        ctx = lifted(ctx)
     with Recorded():
         return rule(ctx, *args)
+
+
+def lifted(ctx: Any) -> Any:
+    """``ctx`` with its tensors as constants of the top level, of which a rule may make leaves."""
+    own = with_saved_read(ctx)
+    own.to_save = tuple([x if x is None else lift(x) for x in own.to_save])
+    for name, value in attributes_of(own).items():
+        if not name.startswith("_fx_"):
+            setattr(own, name, map_tensors(lift, value))
+    return own
+
+
+def lift(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` at the grad level on top."""
+    level = substrate.current_level()
+    return tensor if substrate.level_of(tensor) == level else substrate.wrap_for_grad(tensor, level)

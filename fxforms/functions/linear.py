@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from fxforms.errors import name_of
+from fxforms.functions.call import enter_holding
 from fxforms.functions.decorators import check_callable
 from fxforms.functions.function import Function, FunctionType
+from fxforms.functions.held import Bodies
 
 
 def linear_function(
@@ -67,5 +69,11 @@ class _Linear:
             "jvp": staticmethod(jvp),
             "splits_always": True,
         }
-        function: Any = FunctionType(name_of(fun), (Function,), attributes)
-        self.apply: Callable[[Any], Any] = function.apply
+        self._bodies = Bodies(fun)
+        self.function: Any = FunctionType(name_of(fun), (Function,), attributes)
+
+    def apply(self, x: Any) -> Any:
+        """The map at ``x``."""
+        if held := self._bodies.held((x,)):
+            return enter_holding(self.function._rules, (x,), held)
+        return self.function.apply(x)

@@ -86,6 +86,7 @@ def run_once(
     with torch.no_grad():
         result = rule(ctx, cotangents)
     flat, spec = flatten(result)
-    sources = flatten([cotangents, ctx.saved_tensors, attributes_of(ctx)])[0]
+    inputs = [x for x, _ in getattr(ctx, "_fx_operands", None) or ()]  # of plain autograd
+    sources = flatten([cotangents, ctx.saved_tensors, attributes_of(ctx), inputs])[0]
     gradients: Any = spec.unflatten(guard(reason, flat, sources))
     return tuple(gradients)

@@ -214,11 +214,13 @@ def packed_backward(
     result = rules.gradients(PackedContext(ctx, packing), packing.output_parts(cotangents))
     names = rules.signature.names(len(packing.specs))
     flat = match(result, packing.specs, names, f"{rules.__name__}.backward: the gradient")
-    return tuple(
-        [
+    needs = ctx.needs_input_grad[1:]
+    return (
+        *[
             g if need or isinstance(g, torch.Tensor) else None  # the place of a number
-            for g, need in zip(flat, ctx.needs_input_grad[1:])
-        ]
+            for g, need in zip(flat, needs)
+        ],
+        *[None] * (len(needs) - len(flat)),  # of a token
     )
 
 

@@ -41,7 +41,7 @@ from fxforms.functions.once import (
 )
 from fxforms.functions.opaque import ValueNeeded, opaque_class
 from fxforms.functions.packed import packed_class
-from fxforms.functions.plain_residuals import context_again
+from fxforms.functions.plain_residuals import backward_again
 from fxforms.functions.recorded import Call
 from fxforms.functions.signature import Signature
 from fxforms.functions.single_level import (
@@ -86,9 +86,9 @@ class FunctionRules(Attempts):
         self.saves_no_residual: bool | None = None
         self.watches = watches
         self.leaves_torch: bool | None = None
-        self.setup_is_known = False
         self.shares_setup: bool | None = None
-        self.has_mapped = False
+        self.setup_is_known = self.has_mapped = False
+        self.changes_inputs: bool | None = None
         self.calls_engine: bool | None = None
         self.may_hide = True
         methods = [function.forward, function.setup_context, self.backward, self.jvp, self.vmap]
@@ -207,13 +207,12 @@ class FunctionRules(Attempts):
             return run_once(self.once, self.gradients, ctx, cotangents)
         return self.gradients(ctx, cotangents)
 
-    context_again = context_again  # for the node, which does not import it
+    backward_again = backward_again  # for the node, which does not import it
 
     def gradients(self, ctx: Any, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
         """The same, as the rule is written, whether or not it may be differentiated again."""
         found = self._user_gradients(ctx, cotangents)
-        check_count(self.__name__, self.signature, found, len(ctx.needs_input_grad))
-        return found
+        return check_count(self.__name__, self.signature, found, len(ctx.needs_input_grad))
 
     def _user_gradients(self, ctx: Any, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
         """What the user's rule returns, as a tuple."""

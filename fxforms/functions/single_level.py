@@ -66,6 +66,7 @@ def single_level_class(rules: Rules) -> Any:
         elif not rules.share_setup(ctx, operands, outputs):
             set_up(rules, ctx, operands, outputs)
         check_dirty(rules, ctx.dirty_tensors, interpreter.level)
+        ctx.pack(interpreter.level, interpreter.lower)
         return outputs
 
     node = substrate.make_function(

@@ -9,6 +9,7 @@ import torch
 from fxforms import _substrate as substrate
 from fxforms._tree import flatten
 from fxforms.errors import GradientError, RuleError, describe
+from fxforms.interpreters.levels import JVP
 from fxforms.interpreters.stack import Interpreter, Lowered, Primitive
 
 
@@ -101,10 +102,24 @@ class JvpInterpreter(Interpreter):
                 f"under jvp (level {self.level}), and its tangent would be lost. Pass the tensor "
                 f"to the transformed function as an argument, or clone it first."
             )
-        with substrate.preserve_version(value):  # the value is the same, so saved copies stay valid
+        # The value is the same at every level, so what they have saved of it stays valid.
+        with self.lower():
+            below = substrate.transforms_active() and substrate.top_transform() == JVP
+            tangent = substrate.tangent_of(value) if below else None
+        with substrate.preserve_version(layers(value) + layers(tangent)):
             operand.copy_(dual)
         return operand
 
     def lower(self) -> Lowered:
         """Pop this level; lower levels see forward mode off if this level was entered so."""
         return Lowered(None, substrate.JvpHandle(self._handle).prevFwdGradMode())
+
+
+def layers(tensor: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    """``tensor`` and what it wraps, level by level."""
+    if tensor is None:
+        return ()
+    found = [tensor]
+    while substrate.is_wrapped(found[-1]):
+        found.append(substrate.unwrapped(found[-1]))
+    return tuple(found)

@@ -50,7 +50,7 @@ class grad_level:
 
         What they return would be a constant to the grad level below.
         """
-        if substrate.saved_hooks_active():
+        if substrate.saved_hooks() is not None:
             raise UnsupportedError(SAVED_HOOKS)
         self._hooks = substrate.saved_hooks_message()
         if self._hooks is None:

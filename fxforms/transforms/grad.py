@@ -60,7 +60,7 @@ def evaluate(
             check_scalar(output, api, func)
             output = substrate.unwrap_if_dead(output)
             value = substrate.unwrap_for_grad(output, level)
-            if value.requires_grad and substrate.saved_hooks_active():
+            if value.requires_grad and substrate.saved_hooks() is not None:
                 raise UnsupportedError(SAVED_HOOKS)
             if has_aux:
                 aux = unwrap_all(aux, level)

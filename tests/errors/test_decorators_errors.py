@@ -91,6 +91,16 @@ UnsupportedError: scaled closes over a tensor of a transform (level 1, shape
 (3,)), which its rules do not see. Pass the tensor to it as an argument.""",
         )
 
+    def test_a_gradient_by_what_a_body_closes_over(self) -> None:
+        weight = torch.ones(3, requires_grad=True)
+        self.check(
+            lambda: capturing_rule(weight)(X).sum().backward(),
+            """\
+UnsupportedError: scaled uses a tensor of shape (3,) that it closes over, and
+its rules give no derivative by it. Pass the tensor to it as an argument; where
+it is meant as a constant, write tensor.detach() in the function.""",
+        )
+
     def test_a_gradient_of_another_shape(self) -> None:
         self.check(
             lambda: fxforms.grad(loss(with_vjp(lambda x: (x**2, x), lambda x, ct: (ct[:2],))))(X),

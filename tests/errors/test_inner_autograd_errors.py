@@ -13,6 +13,7 @@ import torch
 from error_cases import BATCH, Messages, X
 from torch import Tensor
 from torch.autograd import forward_ad, graph
+from torch.utils.checkpoint import checkpoint
 
 import fxforms
 from fxforms.errors import UnsupportedError
@@ -69,6 +70,48 @@ def by_numpy(x: Tensor) -> Tensor:
     return torch.from_numpy(x.detach().numpy()).sum() + x.sum()
 
 
+def pulled_by(pull: Callable[..., Any]) -> Any:
+    """``x.sin()``, its backward by ``pull(x, g)``."""
+
+    class Sine(fxforms.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.save_for_backward(x)
+            return x.sin()
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            return pull(ctx.saved_tensors[0], g)
+
+    return Sine
+
+
+def by_torch_backward() -> Any:
+    @torch.enable_grad()
+    def pull(x: Any, g: Any) -> Any:
+        v = x.detach().requires_grad_()
+        torch.autograd.backward(v.sin(), g)
+        return v.grad
+
+    return pulled_by(pull)
+
+
+def by_reentrant_checkpoint() -> Any:
+    @torch.enable_grad()
+    def pull(x: Any, g: Any) -> Any:
+        v = x.detach().requires_grad_()
+        checkpoint(torch.sin, v, use_reentrant=True).backward(g)
+        return v.grad
+
+    return pulled_by(pull)
+
+
+def second_derivative_by_checkpoint() -> Any:
+    x = X.clone().requires_grad_()
+    y = by_reentrant_checkpoint().apply(x).sum()
+    return torch.autograd.grad(y, x, create_graph=True)
+
+
 class TestInnerAutograd(Messages):
     def test_autograd_grad_in_vmap(self) -> None:
         self.check(
@@ -95,6 +138,39 @@ g(v).backward(); it gives the same numbers and composes.""",
 UnsupportedError: grad(inner_backward): Inside a transform, write
 fxforms.grad(g)(v) in place of v.requires_grad_() with torch.autograd.grad(g(v),
 v) or g(v).backward(); it gives the same numbers and composes.""",
+        )
+
+    def test_backward_in_jacfwd(self) -> None:
+        self.check(
+            lambda: fxforms.jacfwd(inner_backward)(X),
+            """\
+UnsupportedError: jacfwd(inner_backward): Inside a transform, write
+fxforms.grad(g)(v) in place of v.requires_grad_() with torch.autograd.grad(g(v),
+v) or g(v).backward(); it gives the same numbers and composes.""",
+        )
+
+    def test_a_rule_that_calls_backward_in_jvp(self) -> None:
+        self.check(
+            lambda: fxforms.jvp(by_torch_backward().apply, (X,), (X,)),
+            """\
+GradientError: Sine: a derivative rule calls the autograd engine by
+torch.autograd.backward, through a reentrant checkpoint, or on a graph that
+forward kept, and its own derivative is asked for: a second derivative, or
+forward mode from backward. Build the graph in the rule and write
+torch.autograd.grad(y, v, g), and use_reentrant=False in a checkpoint; it gives
+the same numbers and can be differentiated.""",
+        )
+
+    def test_a_rule_that_goes_back_through_a_reentrant_checkpoint(self) -> None:
+        self.check(
+            second_derivative_by_checkpoint,
+            """\
+GradientError: Sine: a derivative rule calls the autograd engine by
+torch.autograd.backward, through a reentrant checkpoint, or on a graph that
+forward kept, and its own derivative is asked for: a second derivative, or
+forward mode from backward. Build the graph in the rule and write
+torch.autograd.grad(y, v, g), and use_reentrant=False in a checkpoint; it gives
+the same numbers and can be differentiated.""",
         )
 
     def test_requires_grad_in_vmap(self) -> None:

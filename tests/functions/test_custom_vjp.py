@@ -164,10 +164,3 @@ def test_a_function_in_numpy_is_looped_over() -> None:
     with pytest.warns(fxforms.UnmappableWarning, match="numpy_sine cannot be mapped"):
         assert_close(fxforms.vmap(call)(x), x.sin())
     assert_close(fxforms.vmap(fxforms.grad(call))(x), x.cos())
-
-
-def test_the_function_is_not_differentiated_by_what_it_closes_over() -> None:
-    weight = torch.full((3,), 2.0, dtype=torch.float64, requires_grad=True)
-    call = fxforms.custom_vjp(lambda x: weight * x)
-    call.defvjp(lambda x: (call(x), None), lambda _, ct: (weight * ct,))
-    assert not call(vec(3)).requires_grad

@@ -57,6 +57,12 @@ def by_backward(x: Tensor, g: Tensor) -> Tensor:
 
 
 @torch.enable_grad()
+def by_grad_of_what_is_saved(x: Tensor, g: Tensor) -> Tensor:
+    x.requires_grad_()
+    return torch.autograd.grad(x.sin(), x, g)[0]
+
+
+@torch.enable_grad()
 def by_two_backwards(x: Tensor, g: Tensor) -> Tensor:
     v, unused = x.detach().requires_grad_(), x.detach().requires_grad_()
     y = v.sin()
@@ -67,7 +73,14 @@ def by_two_backwards(x: Tensor, g: Tensor) -> Tensor:
     return v.grad
 
 
-PULLS = [by_grad, by_grad_of_a_clone, by_attribute, by_backward, by_two_backwards]
+PULLS = [
+    by_grad,
+    by_grad_of_a_clone,
+    by_grad_of_what_is_saved,
+    by_attribute,
+    by_backward,
+    by_two_backwards,
+]
 
 
 @pytest.mark.parametrize(("pull", "program"), all_of(PULLS))
@@ -85,6 +98,13 @@ def test_the_same_under_plain_autograd(pull: Any) -> None:
         (slope,) = torch.autograd.grad(op(x).sum(), x, create_graph=True)
         assert_close(slope, x.cos())
         assert_close(torch.autograd.grad(slope.sum(), x)[0], -x.sin())
+
+
+def test_a_saved_tensor_that_the_rule_makes_a_leaf_is_no_leaf_of_the_caller() -> None:
+    op, x = sine_by(by_grad_of_what_is_saved), vec(3)
+    for program in PROGRAMS:
+        PROGRAMS[program](fxforms, op, x)
+        assert not x.requires_grad
 
 
 def test_a_backward_that_fills_the_gradient_of_a_parameter() -> None:

@@ -6,13 +6,17 @@ import gc
 import weakref
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from combined_cases import RIGHT, Sine
 from oracle import vec
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.testing import assert_close
 from unary import Op, function
+
+from fxforms.errors import GradientError
 
 
 def derivatives(f: Op, x: Tensor) -> list[Tensor]:
@@ -62,7 +66,13 @@ def test_a_setup_context_that_saves_an_intermediate() -> None:
     assert_close(derivatives(op, x), derivatives(torch.sin, x))
 
 
-def test_the_input_is_not_kept_alive() -> None:
+def test_an_input_that_is_gone() -> None:
+    x = vec(3).requires_grad_()
+    assert_close(derivatives(lambda x: Sine.apply(x * 1), x), derivatives(torch.sin, x))
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_the_input_is_kept_as_long_as_the_graph(free: bool) -> None:
     x = vec(3).requires_grad_()
     for _ in range(2):
         y = x * 1
@@ -70,15 +80,93 @@ def test_the_input_is_not_kept_alive() -> None:
         reference = weakref.ref(y)
         del y
         gc.collect()
+        assert reference() is not None
+        z.sum().backward(retain_graph=not free)
+        if not free:
+            del z
         assert reference() is None
-        assert_close(torch.autograd.grad(z.sum(), x, create_graph=True)[0], x.cos().detach())
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="no tensor is left to run forward again on, nor one that an error could be attached to "
-    "(a node of a graph takes only tensors as inputs); keeping it would cost memory torch frees",
-)
-def test_an_input_that_is_gone() -> None:
-    x = vec(3).requires_grad_()
-    assert_close(derivatives(lambda x: Sine.apply(x * 1), x), derivatives(torch.sin, x))
+def once_saving_a_cosine() -> Op:
+    return function(
+        "Once",
+        forward=lambda ctx, x: ctx.save_for_backward(x.cos()) or x.sin(),
+        backward=once_differentiable(lambda ctx, g: g * ctx.saved_tensors[0]),
+    ).apply
+
+
+def test_a_rule_that_is_differentiated_once_keeps_no_input() -> None:
+    x, op = vec(3).requires_grad_(), once_saving_a_cosine()
+    for _ in range(2):
+        y = x * 1
+        z = op(y)
+        reference = weakref.ref(y)
+        del y
+        assert reference() is None
+        (slope,) = torch.autograd.grad(z.sum(), x, create_graph=True)
+        assert_close(slope.detach(), x.detach().cos())
+        with pytest.raises(GradientError, match="marked once_differentiable"):
+            (slope + x).sum().backward()
+
+
+def in_numpy(ctx: Any, x: Tensor) -> Tensor:
+    ctx.save_for_backward(torch.as_tensor(np.cos(x.detach().numpy())))
+    return x.sin()
+
+
+def overwriting(ctx: Any, x: Tensor) -> Tensor:
+    ctx.save_for_backward(x.cos())
+    ctx.mark_dirty(x)
+    return x.sin_()
+
+
+def then_overwritten(op: Op) -> Op:
+    def call(x: Tensor) -> Tensor:
+        y = op(x)
+        with torch.no_grad():
+            x.mul_(2)
+        return y
+
+    return call
+
+
+def then_forgotten(op: Op) -> Op:
+    return lambda x: op(x).exp().log()
+
+
+REFUSED = {
+    "in place, and gone": (then_forgotten, overwriting, "forward changes in place"),
+    "numpy": (lambda op: op, in_numpy, "takes out of torch"),
+    "in place": (lambda op: op, overwriting, "forward changes in place"),
+    "changed": (then_overwritten, Sine.forward, "was changed in place since the call"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_residual_that_stays_a_constant_is_refused(case: str) -> None:
+    change, forward, message = REFUSED[case]
+    backward = lambda ctx, g: g * ctx.saved_tensors[0]  # noqa: E731
+    op = change(function("Wave", forward=forward, backward=backward).apply)
+    for _ in range(2):
+        x = vec(3).requires_grad_()
+        y, factor = x * 1, vec(3).requires_grad_()
+        cosine = x.detach().cos()
+        (slope,) = torch.autograd.grad((op(y) * factor).sum(), x, create_graph=True)
+        assert_close(slope.detach(), (cosine * factor).detach())
+        assert_close(torch.autograd.grad(slope.sum(), factor, retain_graph=True)[0], cosine)
+        with pytest.raises(GradientError, match=message):
+            (slope + x).sum().backward()
+
+
+def test_a_rule_from_jvp_that_keeps_a_residual_beside_what_it_saves() -> None:
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_forward(x)
+        ctx.cosine = x.cos()
+        return x.sin() ** 2
+
+    def jvp(ctx: Any, t: Tensor) -> Tensor:
+        return 2 * t * ctx.cosine * ctx.saved_tensors[0].sin()
+
+    op, x = function("Square", forward=forward, jvp=jvp).apply, vec(3).requires_grad_()
+    for _ in range(2):
+        assert_close(derivatives(op, x), derivatives(lambda x: x.sin() ** 2, x))

@@ -129,15 +129,61 @@ def test_saved_tensor_hooks_around_a_function() -> None:
     assert torch.allclose(fxforms.vmap(fxforms.grad(lambda x: f(x[None])))(X), (-X).cos())
 
 
-@pytest.mark.xfail(
-    strict=True, raises=UnsupportedError, reason="torch's C++ takes .data of what unpack returns"
-)
 def test_an_unpack_hook_that_computes_under_vmap() -> None:
     def f(x: Tensor) -> Tensor:
         with torch.autograd.graph.saved_tensors_hooks(lambda t: t, torch.neg):
             return Sine.apply(x)
 
     assert torch.allclose(fxforms.vmap(fxforms.grad(f))(X), (-X).cos())
+
+
+class Wave(fxforms.Function):
+    """``sin(x * w)``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return (x * w).sin()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = ctx.saved_tensors
+        slope = g * (x * w).cos()
+        return slope * w, slope * x
+
+
+HOOKS: dict[str, tuple[Any, Any]] = {
+    "nothing": (lambda t: t, lambda t: t),
+    "pack copies": (torch.clone, lambda t: t),
+    "unpack copies": (lambda t: t, torch.clone),
+    "halves": (lambda t: 2 * t, lambda t: t / 2),
+}
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("hooks", HOOKS)
+def test_what_a_function_saves_is_packed_with_recording(hooks: str, mapped: bool) -> None:
+    def f(x: Tensor) -> Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(*HOOKS[hooks]):
+            return Wave.apply(x, w).sum()
+
+    w, x = X.clone().requires_grad_(), X.expand(2, *X.shape)
+    slopes = fxforms.vmap(fxforms.grad(f))(x)[0] if mapped else fxforms.grad(f)(x[0])
+    expected = (X * w).cos() * w
+    assert torch.allclose(slopes, expected)
+    found = torch.autograd.grad(slopes.sum(), w)
+    assert torch.allclose(found[0], torch.autograd.grad(expected.sum(), w)[0])
+
+
+def test_packed_by_hooks_and_differentiated_twice_at_one_level() -> None:
+    def f(x: Tensor) -> Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
+            y = Sine.apply(x).sum()
+        (g,) = torch.autograd.grad(y, x, create_graph=True)
+        return g.sum()
+
+    with pytest.raises(UnsupportedError, match="would be a silent zero"):
+        fxforms.grad(f)(X)
 
 
 def inner_grad(x: Tensor) -> Tensor:

@@ -1,0 +1,183 @@
+"""Tensors that plain autograd follows, and a decorated function uses without being given them.
+
+Its rules give derivatives by its arguments alone. By what its body finds in a closure, a global
+variable or an object the derivative would be a silent zero. So a call in which such tensors are
+in reach gets one operand more, a token that depends on them; who follows it, at any order, gets an
+error if the body has used one. A derivative by the arguments alone does not ask.
+
+``jax.custom_jvp`` refuses a derivative by a closed-over value in the same way.
+"""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from types import CodeType, ModuleType
+from types import FunctionType as PythonFunction
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from fxforms import _substrate as substrate
+from fxforms._tree import leaves
+from fxforms.errors import UnsupportedError
+from fxforms.functions.closures import captured, held, holds_nothing
+from fxforms.functions.context import among
+from fxforms.functions.inline import has_tangent
+from fxforms.functions.inner_engine import CUTS
+from fxforms.functions.presented import presented
+from fxforms.functions.refused import token
+
+_NOTHING: set[type] = {type(None), float, int, bool, str, ModuleType}
+_SHAPES = ("_like", "_as")  # such functions take no value of their argument
+
+
+class Reach:
+    """The values that a function can reach without being given them, looked at anew at each call.
+
+    A function whose variables hold numbers, modules and the like is passed at the cost of a look.
+    """
+
+    __slots__ = ("_function", "_inner", "_names", "_variables")
+
+    def __init__(self, function: PythonFunction) -> None:
+        self._function = function
+        self._variables = function.__globals__
+        self._names = global_names(function.__code__)
+        self._inner: dict[PythonFunction, Reach] = {}
+
+    def add_to(self, functions: list[Reach], values: list[Any]) -> None:
+        """Add to ``functions`` those that are reached, to ``values`` what may hold tensors."""
+        for name in self._names:
+            value = self._variables.get(name)
+            if type(value) not in _NOTHING:
+                self._add(value, functions, values)
+        function = self._function
+        if function.__closure__ or function.__defaults__ or function.__kwdefaults__:
+            for value in held(function):
+                if type(value) not in _NOTHING:
+                    self._add(value, functions, values)
+
+    def _add(self, value: Any, functions: list[Reach], values: list[Any]) -> None:
+        kind: Any = type(value)
+        if holds_nothing(kind):
+            _NOTHING.add(kind)
+        elif isinstance(value, PythonFunction):
+            if value not in self._inner:
+                self._inner[value] = Reach(value)
+            if self._inner[value] not in functions and not is_of_torch(value):
+                functions.append(self._inner[value])
+        else:
+            values.append(value)
+
+
+@lru_cache(1000)
+def global_names(code: CodeType) -> tuple[str, ...]:
+    """The global names that ``code`` and the functions in it read."""
+    names = {i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"}
+    inner = [global_names(const) for const in code.co_consts if isinstance(const, CodeType)]
+    return tuple(names.union(*inner))
+
+
+def is_of_torch(value: Any) -> bool:
+    """True for a function of torch or fxforms, which closes over nothing of the user's."""
+    return str(getattr(value, "__module__", None)).partition(".")[0] in ("torch", "fxforms")
+
+
+class Bodies:
+    """The functions that compute the output of a decorated one."""
+
+    def __init__(self, *functions: Any) -> None:
+        self._reaches = [Reach(f) for f in functions if isinstance(f, PythonFunction)]
+        self._others = [
+            f for f in functions if not (isinstance(f, PythonFunction) or is_of_torch(f))
+        ]
+
+    def held(self, arguments: Sequence[Any]) -> list[torch.Tensor]:
+        """The tensors in reach, also in objects among ``arguments``, that autograd follows."""
+        dual = substrate.dual_level_open()
+        if not (dual or torch.is_grad_enabled()):
+            return []
+        values, functions = [*self._others], [*self._reaches]
+        for reach in functions:
+            reach.add_to(functions, values)
+        for argument in arguments:
+            if not (isinstance(argument, torch.Tensor) or type(argument) in _NOTHING):
+                values += [x for x in leaves(argument) if not isinstance(x, torch.Tensor)]
+        return followed(values, arguments, dual) if values else values
+
+
+def followed(values: list[Any], arguments: Sequence[Any], dual: bool) -> list[torch.Tensor]:
+    """The tensors in ``values`` that plain autograd follows, but for those in ``arguments``."""
+    found = [
+        x
+        for x in captured(values, globals_of)
+        if not substrate.is_wrapped(x) and (x.requires_grad or (dual and has_tangent(x)))
+    ]
+    if not found:
+        return found
+    flat = leaves([*arguments])
+    given = tuple([substrate.physical(x) for x in flat if isinstance(x, torch.Tensor)])
+    return [x for x in found if not among(x, given)]
+
+
+def globals_of(function: Any) -> list[Any]:
+    """What ``function`` reaches by its global variables."""
+    values: list[Any] = []
+    if isinstance(function, PythonFunction) and not is_of_torch(function):
+        variables = function.__globals__
+        values = [variables.get(name) for name in global_names(function.__code__)]
+    return values
+
+
+class Watch(TorchFunctionMode):
+    """Notes in ``used`` which of ``tensors`` torch's functions are given as values."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.tensors = {id(x): x for x in tensors}
+        self.used: torch.Tensor | None = None
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if self.used is None and func not in CUTS and self._gives_values(func, result):
+            used = [self.tensors.get(id(x)) for x in leaves([args, kwargs])]
+            self.used = next((x for x in used if x is not None), None)
+        return result
+
+    @staticmethod
+    def _gives_values(func: Any, result: Any) -> bool:
+        name = getattr(func, "__name__", "")
+        if name.endswith(_SHAPES) or name.startswith("new_"):
+            return False
+        return isinstance(result, (torch.Tensor, tuple, list))
+
+
+def refused(name: str, tensor: torch.Tensor) -> UnsupportedError:
+    """The error for a derivative by a ``tensor`` that the function was not given."""
+    return UnsupportedError(
+        f"{name} uses a tensor of shape {tuple(tensor.shape)} that it closes over, and its rules "
+        f"give no derivative by it. Pass the tensor to it as an argument; where it is meant as a "
+        f"constant, write tensor.detach() in the function."
+    )
+
+
+def with_token(name: str, tensors: list[torch.Tensor], call: Callable[[torch.Tensor], Any]) -> Any:
+    """``call(token)``, of a function of that name whose body can reach ``tensors``."""
+    watch = Watch(tensors)
+
+    def check() -> None:
+        if watch.used is not None:
+            raise refused(name, watch.used)
+
+    operand = token(check, [presented(x) for x in tensors])
+    with watch:
+        output = call(operand)
+    if watch.used is not None and has_tangent(watch.used):
+        raise refused(name, watch.used)
+    return output
