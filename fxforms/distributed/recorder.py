@@ -23,16 +23,17 @@ def _with_send(agent: RpcAgent, context: AutogradContext, message: Message) -> R
     positions = [i for i, x in enumerate(message.tensors) if x.requires_grad]
     message_id = agent.new_id()
     if positions:
-        sent = [message.tensors[i] for i in positions]
-        context.sends[message_id] = SendRpcBackward(message_id, sent)
+        context.send(message_id, [message.tensors[i] for i in positions])
     return RpcWithAutograd(message, context.id, message_id, positions)
 
 
-def _receive(command: RpcWithAutograd, sender: WorkerInfo) -> Message:
+def _receive(
+    command: RpcWithAutograd, sender: WorkerInfo, earlier: SendRpcBackward | None
+) -> Message:
     """The wrapped message, with a recv function on the tensors that have a send function."""
     message = command.wrapped
     source = Source(sender.id, command.message_id, command.context_id, len(command.requires_grad))
-    message.tensors = attach_recv(source, message.tensors, command.requires_grad)
+    message.tensors = attach_recv(source, earlier, message.tensors, command.requires_grad)
     return message
 
 
@@ -83,11 +84,12 @@ class _Recorder:
         command.released = contexts_of(agent).take_untold(to.id)
         return command.to_message()
 
-    def incoming(self, sender: WorkerInfo, message: Message) -> Message:
+    def incoming(self, sender: WorkerInfo, request: Message, message: Message) -> Message:
         """The response without its metadata."""
         if message.type is not MessageType.FORWARD_AUTOGRAD_RESP:
             return message
-        return _receive(RpcWithAutograd.from_message(message), sender)
+        command = RpcWithAutograd.from_message(message)
+        return _receive(command, sender, _sent_before(command, request))
 
     def failed(self, to: WorkerInfo, request: Message, error: BaseException) -> None:
         """No gradient will come for what was sent."""
@@ -99,15 +101,26 @@ class _Recorder:
                 contexts.untold(to.id, command.released)
 
 
+def _sent_before(command: RpcWithAutograd, request: Message) -> SendRpcBackward | None:
+    """The last send function before the response ``command`` to ``request``."""
+    if not command.requires_grad or command.context_id == NO_CONTEXT:
+        return None
+    context = contexts_of(current_agent()).find(command.context_id)
+    if context is not None:
+        return context.latest
+    sent = [x for x in request.tensors if x.requires_grad]  # all that is left of the context
+    return SendRpcBackward(command.message_id, sent, None)
+
+
 @handles(MessageType.FORWARD_AUTOGRAD_REQ)
 def _forward(command: RpcWithAutograd, origin: Origin) -> RpcWithAutograd:
-    message = _receive(command, origin.sender)
     if command.context_id == NO_CONTEXT:
-        return _marked(answer(message, origin))
+        return _marked(answer(_receive(command, origin.sender, None), origin))
     contexts = contexts_of(origin.agent)
     for id in command.released:
         contexts.release(id, origin.sender.id)
     context = contexts.enter(command.context_id)
+    message = _receive(command, origin.sender, context.latest)
     with recording(context):
         return _with_send(origin.agent, context, answer(message, origin))
 
