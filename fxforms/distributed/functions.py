@@ -25,7 +25,7 @@ class SendRpcBackward:
         before: the one that this worker made before it in the context.
     """
 
-    __slots__ = ("before", "edges", "message_id")
+    __slots__ = ("__weakref__", "before", "edges", "message_id")
 
     def __init__(
         self, message_id: int, tensors: Sequence[torch.Tensor], before: SendRpcBackward | None

@@ -58,14 +58,14 @@ def _refuse_part(outputs: _Tensors, inputs: _Tensors) -> None:
     sent = [edge for send in _and_before(latest) for edge in send.edges]
     for edge in _below(sent):
         if edge in wanted:
-            source = next(node.source for node in received if node.earlier is not None)
+            worker = next(node.source.worker for node in received if node.earlier is not None)
             raise GradientError(
-                f"A backward pass of plain autograd was asked for the gradient of "
-                f"{_named(wanted[edge])}, which went to another worker in the distributed autograd "
-                f"context {source.context_id}, and the output depends on what came back from "
-                f"worker {source.worker}. It would leave that part out. Inside the context, write "
-                "fxforms.distributed.backward(context_id, [loss]), then "
-                "fxforms.distributed.get_gradients(context_id), which has those of leaves."
+                "A backward pass of plain autograd was asked for the gradient of "
+                f"{_named(wanted[edge])}, which went to another worker, and the output depends on "
+                f"what came back from worker {worker}. It would leave that part out. Make the calls "
+                "inside fxforms.distributed.context() as context_id, there write "
+                "fxforms.distributed.backward(context_id, [loss]), and read the gradients of "
+                "leaves by fxforms.distributed.get_gradients(context_id)."
             )
 
 

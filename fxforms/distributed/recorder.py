@@ -14,6 +14,7 @@ from fxforms.distributed.current import current_agent
 from fxforms.distributed.functions import NO_CONTEXT, SendRpcBackward, Source, attach_recv
 from fxforms.distributed.message import Message, MessageType
 from fxforms.distributed.requests import WorkerInfo
+from fxforms.distributed.rref_table import table_of
 from fxforms.errors import UnsupportedError
 from fxforms.functions.inline import any_dual
 
@@ -103,24 +104,28 @@ class _Recorder:
 
 def _sent_before(command: RpcWithAutograd, request: Message) -> SendRpcBackward | None:
     """The last send function before the response ``command`` to ``request``."""
-    if not command.requires_grad or command.context_id == NO_CONTEXT:
+    if not command.requires_grad:
         return None
-    context = contexts_of(current_agent()).find(command.context_id)
+    agent, latest = current_agent(), None
+    context = contexts_of(agent).find(command.context_id)
     if context is not None:
-        return context.latest
-    sent = [x for x in request.tensors if x.requires_grad]  # all that is left of the context
-    return SendRpcBackward(command.message_id, sent, None)
+        latest = context.latest
+    elif command.context_id != NO_CONTEXT:  # it has ended, and this is all that is left of it
+        sent = [x for x in request.tensors if x.requires_grad]
+        latest = SendRpcBackward(command.message_id, sent, None)
+    return table_of(agent).joined(latest)
 
 
 @handles(MessageType.FORWARD_AUTOGRAD_REQ)
 def _forward(command: RpcWithAutograd, origin: Origin) -> RpcWithAutograd:
     if command.context_id == NO_CONTEXT:
-        return _marked(answer(_receive(command, origin.sender, None), origin))
+        message = _receive(command, origin.sender, table_of(origin.agent).joined(None))
+        return _marked(answer(message, origin))
     contexts = contexts_of(origin.agent)
     for id in command.released:
         contexts.release(id, origin.sender.id)
     context = contexts.enter(command.context_id)
-    message = _receive(command, origin.sender, context.latest)
+    message = _receive(command, origin.sender, table_of(origin.agent).joined(context.latest))
     with recording(context):
         return _with_send(origin.agent, context, answer(message, origin))
 

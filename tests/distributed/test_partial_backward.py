@@ -44,7 +44,7 @@ Pull = Callable[..., Any]
 
 
 def refused(pull: Pull, loss: Tensor, *inputs: Tensor) -> None:
-    with pytest.raises(GradientError, match=r"went to another worker .*\.distributed\.backward\("):
+    with pytest.raises(GradientError, match=r"went to another worker.*\.distributed\.backward\("):
         pull(loss, *inputs)
     assert all(x.grad is None for x in inputs if x.is_leaf)
 
@@ -186,3 +186,35 @@ def test_what_a_context_recorded_goes_with_it() -> None:
             assert until(lambda: not recvs_after_sends)
     finally:
         gc.enable()
+
+
+@way
+def test_a_value_that_was_made_outside_of_the_context(pull: Pull) -> None:
+    """By ``remote``, or owned here; used outside of every context, and inside a later one."""
+    w, x = leaf(3), torch.ones(3, dtype=torch.float64)
+    kept = fd.remote("w1", torch.sin, (w * 1,))
+    on = fd.remote("w2", rf.to_here, (kept,))
+    mine = fd.RRef(w * 2)
+    calls = [
+        kept.to_here,
+        on.to_here,
+        lambda: fd.rpc_sync("w2", af.rref_product, (kept, x)),
+        lambda: fd.rpc_sync("w2", af.rref_product, (mine, x)),
+    ]
+    for call in calls:
+        refused(pull, (call() + w).sum(), w)
+        with fd.context():
+            refused(pull, (call() + w).sum(), w)
+    del kept, mine, calls, call
+    refused(pull, (on.to_here() + w).sum(), w)
+    with fd.context():
+        early = fd.remote("w1", torch.sin, (w,))
+    refused(pull, (early.to_here() + w).sum(), w)
+
+
+def test_a_fetched_parameter_is_a_constant() -> None:
+    """Of another worker; no tensor of this one went into it."""
+    x, far = leaf(3), fd.remote("w1", af.weight)
+    out = (far.to_here() * x).sum()
+    (found,) = torch.autograd.grad(out, x)
+    torch.testing.assert_close(found, af.WEIGHT.detach())
