@@ -62,8 +62,8 @@ def _refuse_part(outputs: _Tensors, inputs: _Tensors) -> None:
             raise GradientError(
                 "A backward pass of plain autograd was asked for the gradient of "
                 f"{_named(wanted[edge])}, which went to another worker, and the output depends on "
-                f"what came back from worker {worker}. It would leave that part out. Make the calls "
-                "inside fxforms.distributed.context() as context_id, there write "
+                f"what came back from worker {worker}. It would leave that part out. Make the "
+                "calls inside fxforms.distributed.context() as context_id, there write "
                 "fxforms.distributed.backward(context_id, [loss]), and read the gradients of "
                 "leaves by fxforms.distributed.get_gradients(context_id)."
             )

@@ -80,9 +80,9 @@ class RRefTable:
             return self.owned.setdefault(rref_id, Owned())
 
     def add_fork(self, rref_id: int, fork_id: int, user: int) -> Owned:
-        """Keep the value for one more user."""
+        """Keep the value for one more user, unless that is gone or lost already."""
         with self._lock:
-            if self._gone.take(fork_id):
+            if self._gone.take(fork_id) or user in self.agent.lost:
                 return self.owned.get(rref_id) or Owned()
             owned = self.entry(rref_id)
             owned.forks[fork_id] = user

@@ -192,9 +192,8 @@ def test_what_a_context_recorded_goes_with_it() -> None:
 def test_a_value_that_was_made_outside_of_the_context(pull: Pull) -> None:
     """By ``remote``, or owned here; used outside of every context, and inside a later one."""
     w, x = leaf(3), torch.ones(3, dtype=torch.float64)
-    kept = fd.remote("w1", torch.sin, (w * 1,))
-    on = fd.remote("w2", rf.to_here, (kept,))
-    mine = fd.RRef(w * 2)
+    kept, mine = fd.remote("w1", torch.sin, (w * 1,)), fd.RRef(w * 2)
+    on = fd.remote("w2", rf.to_here, (fd.remote("w1", torch.sin, (w * 1,)),))
     calls = [
         kept.to_here,
         on.to_here,
@@ -205,8 +204,6 @@ def test_a_value_that_was_made_outside_of_the_context(pull: Pull) -> None:
         refused(pull, (call() + w).sum(), w)
         with fd.context():
             refused(pull, (call() + w).sum(), w)
-    del kept, mine, calls, call
-    refused(pull, (on.to_here() + w).sum(), w)
     with fd.context():
         early = fd.remote("w1", torch.sin, (w,))
     refused(pull, (early.to_here() + w).sum(), w)
