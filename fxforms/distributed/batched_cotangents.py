@@ -1,7 +1,7 @@
 """Cotangents with a batch, as ``torch.autograd.grad(is_grads_batched=True)`` gives them.
 
-torch runs the pass under its older vmap, whose tensors no level of functorch knows. They are changed
-for those of `vmap` here, and back. This is the one adapter of that older vmap.
+torch runs the pass under its older vmap, whose tensors no level of functorch knows. They are made
+into those of `vmap` here, and back. This is the one adapter of that older vmap.
 """
 
 from __future__ import annotations
