@@ -44,6 +44,12 @@ PRIVATE = {
     "fxforms/interpreters/negation.py": ("torch._neg_view",),
     "fxforms/_tree.py": ("torch.utils._pytree", "torch.utils._cxx_pytree"),
     "fxforms/staging/backward/engine.py": ("torch",),
+    "fxforms/distributed/batched_cotangents.py": (
+        "torch._C",
+        "torch._add_batch_dim",
+        "torch._remove_batch_dim",
+    ),
+    "fxforms/distributed/partial_backward.py": ("torch.autograd.Variable._execution_engine",),
     "fxforms/staging/onednn.py": ("torch._inductor", "torch.ops.mkldnn"),
     "opinfo_db/torch_ops.py": ("torch.testing._internal",),
 }

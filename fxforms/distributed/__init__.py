@@ -1,5 +1,6 @@
 """Calls to functions on other workers: threads, processes or machines."""
 
+from fxforms.distributed import partial_backward as partial_backward  # watches torch's engine
 from fxforms.distributed import recorder as recorder  # records calls in contexts from here on
 from fxforms.distributed.api import get_worker_info, init_rpc, rpc_async, rpc_sync, shutdown
 from fxforms.distributed.context import context, get_gradients

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from fxforms.distributed import current
 from fxforms.distributed.commands import COMMANDS
 from fxforms.distributed.failures import exception_response
-from fxforms.distributed.frame import plain
+from fxforms.distributed.frame import isolated
 from fxforms.distributed.futures import Future, Waiter
 from fxforms.distributed.message import Message
 from fxforms.distributed.pool import Pool
@@ -208,7 +208,16 @@ class RpcAgent(ABC):
         try:
             self.pool.submit(self._serve, sender, message)
         except WorkerLostError as error:
-            self._reply(sender, exception_response(error, message.id))
+            self._refuse(sender, message, error)
+
+    def _refuse(self, sender: WorkerInfo, message: Message, error: WorkerLostError) -> None:
+        """Answer a request that has no thread: by ``error``, unless it runs no function."""
+        with current.bound(self), contextlib.suppress(RpcError):
+            if COMMANDS[message.type].idempotent:
+                self._serve(sender, message)
+            else:
+                self._drop(message)
+                self._reply(sender, exception_response(error, message.id))
 
     def answer(self, sender: WorkerInfo, message: Message) -> Message:
         """Run a request; the response, which is an error where the request raised one."""
@@ -218,15 +227,21 @@ class RpcAgent(ABC):
         """Run a request and send the response."""
         key = (sender.id, message.id)
         self._serving.add(key)
+        response: Message | None = None
         try:
-            self._reply(sender, self.answer(sender, message))
+            response = self.answer(sender, message)
+            self._reply(sender, response)
         except Exception as error:  # the caller is gone, or the answer cannot be sent as it is
+            if response is not None:
+                self._drop(response)
             with contextlib.suppress(RpcError):
                 self._reply(sender, exception_response(error, message.id))
         finally:
             self._serving.discard(key)
 
     def _reply(self, sender: WorkerInfo, response: Message) -> None:
+        if sender.id in self.lost:
+            raise self._gone(sender)
         if sender.id == self.info.id:
             self._requests.complete(sender, isolated(response))
         else:
@@ -235,8 +250,13 @@ class RpcAgent(ABC):
     def _unread(self, response: Message) -> None:
         """An answer came when nobody waited for it any more."""
         with contextlib.suppress(WorkerLostError):
+            self.pool.submit(self._drop, response)
+
+    def _drop(self, message: Message) -> None:
+        """Give up what a message holds that nobody reads."""
+        with current.bound(self):
             for callback in self.on_unread:
-                self.pool.submit(callback, response)
+                callback(message)
 
     def lose(self, worker: WorkerInfo, reason: str) -> None:
         """Take ``worker`` for dead: every request to it fails, now and later."""
@@ -275,9 +295,3 @@ class RpcAgent(ABC):
 def giver(id: int) -> int:
     """The worker whose `new_id` gave ``id``."""
     return id >> _COUNTER_BITS
-
-
-def isolated(message: Message) -> Message:
-    """``message`` as it arrives over a wire: no tensor shares memory or a graph with the sender."""
-    tensors = tuple(plain(tensor).clone() for tensor in message.tensors)
-    return Message(message.payload, tensors, message.type, message.id)

@@ -68,10 +68,10 @@ def respond(origin: Origin, message: Message) -> Message:
     return response
 
 
-def drop(response: Message) -> None:
-    """Read an answer that nobody waits for, so that the RRefs in it are released."""
+def drop(message: Message) -> None:
+    """Read a message that nobody takes, so that the RRefs in it are released."""
     with suppress(RpcError):
-        command = RpcCommandBase.from_message(response)
+        command = RpcCommandBase.from_message(message)
         inner = getattr(command, "wrapped", None)
         if inner is not None:
             RpcCommandBase.from_message(inner)

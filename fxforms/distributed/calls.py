@@ -41,8 +41,8 @@ class Interceptor(Protocol):
     def outgoing(self, to: WorkerInfo, message: Message) -> Message:
         """What is sent in place of the request ``message``."""
 
-    def incoming(self, sender: WorkerInfo, message: Message) -> Message:
-        """What is read in place of the response ``message``."""
+    def incoming(self, sender: WorkerInfo, request: Message, message: Message) -> Message:
+        """What is read in place of the response ``message`` to the request of `outgoing`."""
 
     def failed(self, to: WorkerInfo, request: Message, error: BaseException) -> None:
         """The request that `outgoing` returned ended with ``error``."""
@@ -151,7 +151,7 @@ def call(
     except BaseException as error:
         _failed(agent, to, message, forks, error)
         raise
-    return RpcCommandBase.from_message(_incoming(to, response))
+    return RpcCommandBase.from_message(_incoming(to, message, response))
 
 
 def call_async(
@@ -166,7 +166,7 @@ def call_async(
     message = _outgoing(to, packed)
 
     def answer(response: Message) -> Any:
-        return read(RpcCommandBase.from_message(_incoming(to, response)))
+        return read(RpcCommandBase.from_message(_incoming(to, message, response)))
 
     def ended(future: Any) -> None:
         error = None if future.cancelled() else future.exception()
@@ -185,9 +185,9 @@ def _outgoing(to: WorkerInfo, message: Message) -> Message:
     return message
 
 
-def _incoming(sender: WorkerInfo, message: Message) -> Message:
+def _incoming(sender: WorkerInfo, request: Message, message: Message) -> Message:
     for interceptor in reversed(_interceptors):
-        message = interceptor.incoming(sender, message)
+        message = interceptor.incoming(sender, request, message)
     return message
 
 

@@ -7,6 +7,7 @@ extension, listed below. A tensor is a number in the bytes and itself in a list 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from typing import Any, NoReturn
 
@@ -65,13 +66,16 @@ def unpack(payload: bytes, tensors: tuple[torch.Tensor, ...]) -> Any:
     Raises:
         MessageError: the bytes are not such a value.
     """
+    unpacking = _Unpacking(tensors)
     try:
-        return _Unpacking(tensors).unpack(payload)
-    except MessageError:
-        raise
+        return unpacking.unpack(payload)
+    except MessageError as error:
+        failure = error
     except Exception as error:  # whatever hostile bytes provoke
         text = f"{type(error).__name__} {error}"
-        raise MessageError(f"The payload is no value: {text[:200]}.") from None
+        failure = MessageError(f"The payload is no value: {text[:200]}.")
+    unpacking.read_rrefs(payload)
+    raise failure.with_traceback(None)  # a frame of it may hold an RRef
 
 
 class _Packing:
@@ -132,14 +136,29 @@ def _refuse(value: Any) -> NoReturn:
 class _Unpacking:
     """Bytes on their way to a value."""
 
-    __slots__ = ("depth", "tensors")
+    __slots__ = ("depth", "rrefs", "tensors")
 
     def __init__(self, tensors: tuple[torch.Tensor, ...]) -> None:
         self.tensors = tensors
         self.depth = 0
+        self.rrefs: set[bytes] = set()  # those that were read, each of which has its own id
 
     def unpack(self, data: bytes) -> Any:
         return msgpack.unpackb(data, ext_hook=self.extension, strict_map_key=False)
+
+    def read_rrefs(self, data: bytes) -> None:
+        """Read the RRefs alone that are still unread, so that their owners see them released."""
+        with suppress(Exception):
+            msgpack.unpackb(data, ext_hook=self._rrefs_in, strict_map_key=False)
+
+    def _rrefs_in(self, code: int, data: bytes) -> None:
+        if code == RREF and data not in self.rrefs:
+            with suppress(Exception):
+                self.extension(code, data)
+        elif code in _DECODERS and code != RREF and self.depth < MAX_DEPTH:
+            self.depth += 1
+            self.read_rrefs(data)
+            self.depth -= 1
 
     def extension(self, code: int, data: bytes) -> Any:
         """The value that an extension stands for."""
@@ -150,6 +169,8 @@ class _Unpacking:
         decode = _DECODERS.get(code)
         if decode is None or self.depth == MAX_DEPTH:
             _malformed(f"extension {code} at depth {self.depth}")
+        if code == RREF:
+            self.rrefs.add(data)
         self.depth += 1
         try:
             return decode(self.unpack(data))

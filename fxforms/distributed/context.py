@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import torch
@@ -26,13 +26,35 @@ from fxforms.errors import ArgumentError, RpcError
 _PATIENCE = 0.005  # seconds that a release waits for a call to go with
 
 
+class Gradients:
+    """What backward passes have accumulated on one worker, by leaf tensor."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_leaf: dict[torch.Tensor, torch.Tensor] = {}
+
+    def accumulate(self, leaf: torch.Tensor, grad: torch.Tensor) -> None:
+        """Add to the gradient of ``leaf``."""
+        with self._lock:
+            before = self._by_leaf.get(leaf)
+            # A copy: the gradient may be that of another leaf too, or expanded, and optimisers and
+            # users change gradients in place.
+            self._by_leaf[leaf] = grad.clone() if before is None else before + grad
+
+    def by_leaf(self) -> dict[torch.Tensor, torch.Tensor]:
+        """The gradients as they are now."""
+        with self._lock:
+            return dict(self._by_leaf)
+
+
 class AutogradContext:
     """One worker's part of a context.
 
     Attributes:
         id: the id of the context, the same on every worker.
         sends: the send functions of this worker, by their autograd message id.
-        grads: what backward passes have accumulated, by leaf tensor.
+        latest: the last of them; each knows the one before, those of calls that failed too.
+        gradients: what backward passes have accumulated.
         known: ids of the workers that this one has called in the context.
         passes: the backward passes that reached this worker.
         released: True if it has ended.
@@ -43,9 +65,10 @@ class AutogradContext:
         self.released = False
         self.lock = threading.Lock()
         self.sends: dict[int, SendRpcBackward] = {}
-        self.grads: dict[torch.Tensor, torch.Tensor] = {}
+        self.latest: SendRpcBackward | None = None
         self.known: set[int] = set()
-        self.passes = Passes(self.sends, self.accumulate)
+        self.gradients = Gradients()
+        self.passes = Passes(self.sends, self.gradients.accumulate)
 
     def call(self, worker: int) -> bool:
         """Note that ``worker`` is called in the context; False if that has ended."""
@@ -54,19 +77,17 @@ class AutogradContext:
                 self.known.add(worker)
             return not self.released
 
+    def send(self, message_id: int, tensors: Sequence[torch.Tensor]) -> None:
+        """Record that ``tensors`` leave this worker."""
+        with self.lock:
+            self.latest = SendRpcBackward(message_id, tensors, self.latest)
+            self.sends[message_id] = self.latest
+
     def end(self) -> set[int]:
         """Take part no more; the workers that were called in it."""
         with self.lock:
             self.released = True
             return self.known
-
-    def accumulate(self, leaf: torch.Tensor, grad: torch.Tensor) -> None:
-        """Add to the gradient of ``leaf``."""
-        with self.lock:
-            before = self.grads.get(leaf)
-            # A copy: the gradient may be that of another leaf too, or expanded, and optimisers and
-            # users change gradients in place.
-            self.grads[leaf] = grad.clone() if before is None else before + grad
 
 
 class Contexts:
@@ -108,13 +129,14 @@ class Contexts:
                 return self._alive.setdefault(id, AutogradContext(id))
         return self.get(id)
 
+    def find(self, id: int) -> AutogradContext | None:
+        """The context ``id``, if this worker takes part in it now."""
+        return self._alive.get(id)
+
     def gradients(self, id: int) -> dict[torch.Tensor, torch.Tensor]:
         """What has accumulated here; nothing where no call or gradient has come to this worker."""
-        found = self._alive.get(id)
-        if found is None:
-            return {}
-        with found.lock:
-            return dict(found.grads)
+        found = self.find(id)
+        return {} if found is None else found.gradients.by_leaf()
 
     def release(self, id: int, sender: int) -> None:
         """Forget the context, and have the workers called in it do so; none is waited for.
@@ -263,6 +285,4 @@ def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
 
     Example: see `context`.
     """
-    found = contexts_of(current_agent()).get(context_id)
-    with found.lock:
-        return dict(found.grads)
+    return contexts_of(current_agent()).get(context_id).gradients.by_leaf()

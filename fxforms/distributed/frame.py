@@ -86,6 +86,12 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
+def isolated(message: Message) -> Message:
+    """``message`` as it arrives over a wire: no tensor shares memory or a graph with the sender."""
+    tensors = tuple(plain(tensor).clone() for tensor in message.tensors)
+    return Message(message.payload, tensors, message.type, message.id)
+
+
 def write_head(message: Message) -> tuple[bytes, list[torch.Tensor]]:
     """The head of ``message``, and its tensors in the form in which they are sent."""
     tensors = [plain(tensor) for tensor in message.tensors]

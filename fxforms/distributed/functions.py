@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -21,12 +22,15 @@ class SendRpcBackward:
     Attributes:
         message_id: pairs this with the recv function on the other worker.
         edges: one for each tensor that was sent and needs a gradient.
+        before: the one that this worker made before it in the context.
     """
 
-    __slots__ = ("edges", "message_id")
+    __slots__ = ("__weakref__", "before", "edges", "message_id")
 
-    def __init__(self, message_id: int, tensors: Sequence[torch.Tensor]) -> None:
-        self.message_id = message_id
+    def __init__(
+        self, message_id: int, tensors: Sequence[torch.Tensor], before: SendRpcBackward | None
+    ) -> None:
+        self.message_id, self.before = message_id, before
         self.edges: list[GradientEdge] = [edge_of(x) for x in tensors]
 
 
@@ -66,12 +70,21 @@ class RecvRpcBackward(torch.autograd.Function):
     """Where the gradients of tensors that were received leave the graph of this worker.
 
     The distributed engine stops here and sends them; an engine that knows one worker cannot.
+    ``earlier`` is the last send function of this worker before, on which they may depend.
     """
 
     @staticmethod
-    def forward(ctx: Any, source: Source, tensors: list[torch.Tensor], _: torch.Tensor) -> Any:
+    def forward(
+        ctx: Any,
+        source: Source,
+        earlier: SendRpcBackward | None,
+        tensors: list[torch.Tensor],
+        _: torch.Tensor,
+    ) -> Any:
         """``tensors`` as they are; the last argument has them need a gradient."""
-        ctx.source = source
+        ctx.source, ctx.earlier = source, earlier
+        if earlier is not None:
+            recvs_after_sends.add(ctx)
         return tuple(tensors)
 
     @staticmethod
@@ -106,6 +119,7 @@ class Inputs(torch.autograd.Function):
         return None, None
 
 
+recvs_after_sends: weakref.WeakSet[Any] = weakref.WeakSet()
 RECV: Any = RecvRpcBackward._backward_cls
 _apply = substrate.autograd_apply(RecvRpcBackward)
 _inputs = substrate.autograd_apply(Inputs)
@@ -119,12 +133,15 @@ def as_inputs(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
 
 
 def attach_recv(
-    source: Source, tensors: Sequence[torch.Tensor], positions: Sequence[int]
+    source: Source,
+    earlier: SendRpcBackward | None,
+    tensors: Sequence[torch.Tensor],
+    positions: Sequence[int],
 ) -> tuple[torch.Tensor, ...]:
     """``tensors``, those at ``positions`` as outputs of a recv function."""
     chosen = [tensors[i] for i in positions]
     if not chosen:
         return tuple(tensors)
     with torch.enable_grad():
-        received = dict(zip(positions, _apply(source, chosen, _NEEDS_GRADIENT)))
+        received = dict(zip(positions, _apply(source, earlier, chosen, _NEEDS_GRADIENT)))
     return tuple([received.get(i, x) for i, x in enumerate(tensors)])

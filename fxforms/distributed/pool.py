@@ -47,30 +47,27 @@ class Pool:
                 raise WorkerLostError(f"{self._name} {state} and takes no more work.")
             if self._idle:
                 self._idle -= 1
-                self._jobs.put((function, args))
-                return
-            thread = threading.Thread(
-                target=self._run, args=(function, args), name=self._name, daemon=True
-            )
-            self._threads.add(thread)
-            thread.start()
+            else:
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                thread.start()
+                self._threads.add(thread)
+            self._jobs.put((function, args))
 
-    def _run(self, function: Callable[..., None], args: tuple[Any, ...]) -> None:
+    def _run(self) -> None:
         self._start()
-        while True:
+        job: _Job | None = self._jobs.get()
+        while job is not None:
+            function, args = job
             try:
                 function(*args)
             except Exception:
                 _logger.exception("%s: %s failed", self._name, function)
-            del function, args  # they hold tensors
+            del job, function, args  # they hold tensors
             with self._lock:
                 if self._closed:
                     break
                 self._idle += 1
             job = self._next()
-            if job is None:
-                break
-            function, args = job
         with self._lock:
             self._threads.discard(threading.current_thread())
 

@@ -14,6 +14,7 @@ from fxforms.distributed.current import current_agent
 from fxforms.distributed.functions import NO_CONTEXT, SendRpcBackward, Source, attach_recv
 from fxforms.distributed.message import Message, MessageType
 from fxforms.distributed.requests import WorkerInfo
+from fxforms.distributed.rref_table import table_of
 from fxforms.errors import UnsupportedError
 from fxforms.functions.inline import any_dual
 
@@ -23,16 +24,17 @@ def _with_send(agent: RpcAgent, context: AutogradContext, message: Message) -> R
     positions = [i for i, x in enumerate(message.tensors) if x.requires_grad]
     message_id = agent.new_id()
     if positions:
-        sent = [message.tensors[i] for i in positions]
-        context.sends[message_id] = SendRpcBackward(message_id, sent)
+        context.send(message_id, [message.tensors[i] for i in positions])
     return RpcWithAutograd(message, context.id, message_id, positions)
 
 
-def _receive(command: RpcWithAutograd, sender: WorkerInfo) -> Message:
+def _receive(
+    command: RpcWithAutograd, sender: WorkerInfo, earlier: SendRpcBackward | None
+) -> Message:
     """The wrapped message, with a recv function on the tensors that have a send function."""
     message = command.wrapped
     source = Source(sender.id, command.message_id, command.context_id, len(command.requires_grad))
-    message.tensors = attach_recv(source, message.tensors, command.requires_grad)
+    message.tensors = attach_recv(source, earlier, message.tensors, command.requires_grad)
     return message
 
 
@@ -83,11 +85,12 @@ class _Recorder:
         command.released = contexts_of(agent).take_untold(to.id)
         return command.to_message()
 
-    def incoming(self, sender: WorkerInfo, message: Message) -> Message:
+    def incoming(self, sender: WorkerInfo, request: Message, message: Message) -> Message:
         """The response without its metadata."""
         if message.type is not MessageType.FORWARD_AUTOGRAD_RESP:
             return message
-        return _receive(RpcWithAutograd.from_message(message), sender)
+        command = RpcWithAutograd.from_message(message)
+        return _receive(command, sender, _sent_before(command, request))
 
     def failed(self, to: WorkerInfo, request: Message, error: BaseException) -> None:
         """No gradient will come for what was sent."""
@@ -99,15 +102,30 @@ class _Recorder:
                 contexts.untold(to.id, command.released)
 
 
+def _sent_before(command: RpcWithAutograd, request: Message) -> SendRpcBackward | None:
+    """The last send function before the response ``command`` to ``request``."""
+    if not command.requires_grad:
+        return None
+    agent, latest = current_agent(), None
+    context = contexts_of(agent).find(command.context_id)
+    if context is not None:
+        latest = context.latest
+    elif command.context_id != NO_CONTEXT:  # it has ended, and this is all that is left of it
+        sent = [x for x in request.tensors if x.requires_grad]
+        latest = SendRpcBackward(command.message_id, sent, None)
+    return table_of(agent).joined(latest)
+
+
 @handles(MessageType.FORWARD_AUTOGRAD_REQ)
 def _forward(command: RpcWithAutograd, origin: Origin) -> RpcWithAutograd:
-    message = _receive(command, origin.sender)
     if command.context_id == NO_CONTEXT:
+        message = _receive(command, origin.sender, table_of(origin.agent).joined(None))
         return _marked(answer(message, origin))
     contexts = contexts_of(origin.agent)
     for id in command.released:
         contexts.release(id, origin.sender.id)
     context = contexts.enter(command.context_id)
+    message = _receive(command, origin.sender, table_of(origin.agent).joined(context.latest))
     with recording(context):
         return _with_send(origin.agent, context, answer(message, origin))
 

@@ -9,6 +9,7 @@ import torch
 from torch.autograd import forward_ad
 
 from fxforms import _substrate as substrate
+from fxforms.distributed import batched_cotangents
 from fxforms.distributed.futures import Future
 from fxforms.distributed.kept_calls import KeptCall, differentiated
 from fxforms.errors import GradientError
@@ -77,7 +78,13 @@ class PlainNode(torch.autograd.Function):
                 "plain autograd would leave it without one. Make the call and the backward pass "
                 "inside fxforms.distributed.context(), or have the function detach that tensor."
             )
-        return None, None, None, *_gradients(call, ctx.kept, ctx.saved_tensors, cotangents)
+
+        def run(cts: Sequence[torch.Tensor]) -> list[Any]:
+            return _gradients(call, ctx.kept, ctx.saved_tensors, cts)
+
+        batched = any(map(batched_cotangents.has_batch, cotangents))
+        found = batched_cotangents.each(run, cotangents) if batched else run(cotangents)
+        return None, None, None, *found
 
 
 def _gradients(

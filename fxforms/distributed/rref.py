@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from fxforms import _substrate as substrate
+from fxforms._tree import leaves
 from fxforms.distributed.agent import Origin
 from fxforms.distributed.api import rpc_async, rpc_sync
 from fxforms.distributed.callback import handles, run_call
@@ -24,6 +26,7 @@ from fxforms.distributed.commands import (
 )
 from fxforms.distributed.current import current_agent
 from fxforms.distributed.failures import error_of, exception_response
+from fxforms.distributed.functions import SendRpcBackward
 from fxforms.distributed.futures import Future
 from fxforms.distributed.message import MessageType
 from fxforms.distributed.packing import note_fork, receiver
@@ -57,17 +60,22 @@ class RRef:
         confirmed: Future[Any] = Future()
         confirmed.end(None)
         use = table.add_use(rref_id, fork_id, agent.info, False, confirmed)
-        self._hold(table, use, confirmed)
+        self._hold(table, use, confirmed, [value])
 
-    def _hold(self, table: RRefTable, use: Use, confirmed: Future[Any]) -> None:
+    def _hold(
+        self, table: RRefTable, use: Use, confirmed: Future[Any], made_of: Sequence[Any] = ()
+    ) -> None:
         self._table, self._use, self._confirmed = table, use, confirmed
+        self._made_of = _sent(table, use.rref_id, made_of)
         weakref.finalize(self, table.released.put, use).atexit = False
 
     @classmethod
-    def _of(cls, table: RRefTable, use: Use, confirmed: Future[Any]) -> RRef:
+    def _of(
+        cls, table: RRefTable, use: Use, confirmed: Future[Any], made_of: Sequence[Any] = ()
+    ) -> RRef:
         """The RRef that stands for ``use``."""
         rref = object.__new__(cls)
-        rref._hold(table, use, confirmed)
+        rref._hold(table, use, confirmed, made_of)
         return rref
 
     def owner(self) -> WorkerInfo:
@@ -216,7 +224,20 @@ def remote(
     command = remote_command("remote", fn, args, kwargs, ids)
     confirmed = call_async(agent, owner, command, timeout, lambda answer: None)
     script = isinstance(command, ScriptRemoteCall)
-    return RRef._of(table, table.add_use(*ids, owner, script, confirmed), confirmed)
+    made_of = leaves((command.args, command.kwargs)) if torch.is_grad_enabled() else ()
+    return RRef._of(table, table.add_use(*ids, owner, script, confirmed), confirmed, made_of)
+
+
+def _sent(table: RRefTable, rref_id: int, made_of: Sequence[Any]) -> SendRpcBackward | None:
+    """What has a gradient in what an RRef is made of, noted as long as it lives."""
+    tensors = [x for x in made_of if isinstance(x, torch.Tensor) and x.requires_grad]
+    others = [x._made_of for x in made_of if isinstance(x, RRef) and x._made_of is not None]
+    if not (tensors or others) or substrate.transforms_active():
+        return None
+    sent = table.made_of[rref_id] = SendRpcBackward(rref_id, tensors, None)
+    for other in others:
+        sent.edges += other.edges
+    return sent
 
 
 @handles(MessageType.SCRIPT_REMOTE_CALL, MessageType.PYTHON_REMOTE_CALL)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,7 @@ from fxforms.distributed.commands import (
     RRefForkRequest,
     RRefUserDelete,
 )
+from fxforms.distributed.functions import SendRpcBackward
 from fxforms.distributed.futures import Future
 from fxforms.distributed.message import MessageType
 from fxforms.distributed.remembered import Remembered
@@ -59,6 +61,10 @@ class RRefTable:
         self.agent = agent
         self.owned: dict[int, Owned] = {}
         self.uses: dict[int, Use] = {}
+        # What RRefs of this worker were made of, by id, as long as such an RRef lives.
+        self.made_of: weakref.WeakValueDictionary[int, SendRpcBackward] = (
+            weakref.WeakValueDictionary()
+        )
         self._gone = Remembered()  # users deleted before they were known
         self._children: dict[int, tuple[Use, int]] = {}  # and the worker that it was sent to
         # A finalizer may run anywhere, so it only puts the use here.
@@ -74,9 +80,9 @@ class RRefTable:
             return self.owned.setdefault(rref_id, Owned())
 
     def add_fork(self, rref_id: int, fork_id: int, user: int) -> Owned:
-        """Keep the value for one more user."""
+        """Keep the value for one more user, unless that is gone or lost already."""
         with self._lock:
-            if self._gone.take(fork_id):
+            if self._gone.take(fork_id) or user in self.agent.lost:
                 return self.owned.get(rref_id) or Owned()
             owned = self.entry(rref_id)
             owned.forks[fork_id] = user
@@ -157,6 +163,15 @@ class RRefTable:
                 self.accepted(fork_id)
                 for rref_id in [r for r, owned in self.owned.items() if fork_id in owned.forks]:
                     self.delete_fork(rref_id, fork_id)
+
+    def joined(self, latest: SendRpcBackward | None) -> SendRpcBackward | None:
+        """``latest``, with what the RRefs of this worker were made of in front."""
+        if not self.made_of:
+            return latest
+        joined = SendRpcBackward(0, (), latest)
+        for send in [ref() for ref in self.made_of.valuerefs()]:
+            joined.edges += [] if send is None else send.edges
+        return joined
 
     # --- the end ---------------------------------------------------------------------------------
 

@@ -32,6 +32,25 @@ class Pair:
 
 
 @register
+@dataclass
+class OneWay:
+    """A dataclass that can be made and sent, and not read."""
+
+    value: Any
+
+    def __post_init__(self) -> None:
+        if isinstance(self.value, (list, torch.Tensor)):
+            raise LookupError("it stays where it is")
+
+
+def unreadable(value: Any) -> OneWay:
+    """What no worker can read."""
+    made = OneWay(None)
+    made.value = value
+    return made
+
+
+@register
 class Refused(Exception):
     """An error that is registered."""
 
@@ -152,6 +171,23 @@ KEPT: list[Any] = []
 @register
 def unsendable() -> Any:
     return threading.Lock()
+
+
+@register
+def beside(rref: Any, what: str) -> Any:
+    """``rref`` beside something that is sent, but cannot be read; or that cannot be sent."""
+    if what == "unsendable tensor":
+        return [torch.eye(2).to_sparse(), rref]
+    return [unreadable([1, rref]), {"deep": (rref,)}]
+
+
+@register
+def own_late(worker: str, seconds: float) -> Any:
+    """An RRef of ``worker``, or of this one if that is empty."""
+    if worker:
+        return distributed.rpc_sync(worker, own_late, ("", seconds))
+    time.sleep(seconds)
+    return distributed.RRef(torch.ones(2))
 
 
 @register

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -15,12 +16,14 @@ from distributed.worlds import PROCESSES, until, world
 from fxforms import distributed as fd
 from fxforms.distributed.current import current_agent
 from fxforms.distributed.message import Message, MessageType
+from fxforms.distributed.pool import MAX_THREADS
 from fxforms.errors import (
     ArgumentError,
     MessageError,
     RemoteError,
     RpcError,
     RpcTimeoutError,
+    WorkerLostError,
 )
 
 AGENTS = ("local", *PROCESSES)
@@ -260,3 +263,24 @@ def test_worker_infos() -> None:
     assert fd.get_worker_info() == fd.WorkerInfo("w0", 0)
     assert fd.get_worker_info("w2") == fd.WorkerInfo("w2", 2)
     assert fd.rpc_sync(fd.get_worker_info("w2"), rf.sleep, (0,)) == "w2"
+
+
+def test_more_calls_at_once_than_there_are_threads() -> None:
+    """Those without one are refused, with the RRefs in them released; the worker serves on."""
+    rref = fd.remote("w2", torch.ones, (2,))
+    calls = [fd.rpc_async("w1", rf.sleep, (1.0,)) for _ in range(MAX_THREADS - 8)]
+    calls += [fd.rpc_async("w1", rf.chain, ([], [rref])) for _ in range(200)]
+    ended = [call.exception(WAIT) for call in calls]
+    refused = [error for error in ended if error is not None]
+    assert 0 < len(refused) <= 200 + 32  # the agent and earlier tests have threads too
+    for error in refused:
+        assert isinstance(error, WorkerLostError)
+        assert "'w1' is busy in 512 threads" in str(error)
+    assert fd.rpc_sync("w1", rf.double, (2,)) == 4
+    del rref, calls, ended, refused, error
+    assert until(lambda: not gc.collect() and not any(rrefs_of("w0", "w1", "w2")))
+
+
+def rrefs_of(*workers: str) -> list[int]:
+    counts = [fd.rpc_sync(worker, rf.held) for worker in workers]
+    return [n for each in counts for kind, n in each.items() if "rrefs" in kind or "forks" in kind]

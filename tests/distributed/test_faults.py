@@ -65,8 +65,10 @@ def _killed(w1: subprocess.Popen[bytes]) -> None:
     del kept
     waiting = [fd.rpc_async("w1", rf.sleep, (60,)) for _ in range(3)]
     through = fd.rpc_async("w2", rf.sleep_on, ("w1", 60))
-    time.sleep(0.3)
+    waiting.append(fd.rpc_async("w1", rf.own_late, ("w2", 1.5)))
+    time.sleep(0.5)
     w1.kill()
+    late = time.monotonic() + 2.0
     for future in waiting:
         raised_soon(WorkerLostError, "w1", future.wait)
     error = raised_soon(WorkerLostError, "w1", through.wait)
@@ -76,6 +78,8 @@ def _killed(w1: subprocess.Popen[bytes]) -> None:
     raised_soon(WorkerLostError, "w1", remote.to_here)
     gc.collect()
     assert until(lambda: not fd.debug_info()["owned_rrefs"])  # what the dead worker used
+    time.sleep(max(0.0, late - time.monotonic()))
+    assert until(lambda: not fd.rpc_sync("w2", rf.held)["owned_rrefs"])  # and would have
 
 
 def _stopped(w3: subprocess.Popen[bytes]) -> None:

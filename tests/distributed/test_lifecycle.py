@@ -7,14 +7,16 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from typing import Any
 
 import pytest
 import torch
 from distributed import remote_functions as rf
-from distributed.worlds import ROOT, assert_nothing_held, environment, free_port
+from distributed.worlds import ROOT, assert_nothing_held, environment, free_port, until
 
 from fxforms import distributed as fd
+from fxforms.distributed.pool import Pool
 from fxforms.errors import ArgumentError, RpcTimeoutError
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -231,3 +233,18 @@ def _said_by_a_fork() -> str:
         fd.shutdown()
         return str(error)
     return "nothing"
+
+
+def test_a_thread_without_work_holds_nothing_of_the_last() -> None:
+    """Neither of the work that it was started for, nor of later work."""
+    pool = Pool("test", lambda: None)
+    try:
+        for _ in range(3):
+            tensor = torch.ones(3)
+            gone = weakref.ref(tensor)
+            pool.submit(torch.sum, tensor)
+            del tensor
+            assert until(lambda gone=gone: gone() is None, 2.0)
+    finally:
+        pool.close(5.0)
+    assert pool.count() == 0

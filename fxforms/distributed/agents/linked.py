@@ -127,8 +127,8 @@ class LinkedAgent(RpcAgent):
                 if message is None:
                     continue
                 short = message.is_response or is_short(message)
-                if not short:
-                    self.pool.submit(self._receive, link)
+                if not (short or self._passed_on(link, message)):
+                    continue
             except Exception as error:  # whatever hostile bytes provoke ends the link
                 self._end(link, str(error))
                 return
@@ -139,6 +139,17 @@ class LinkedAgent(RpcAgent):
                 return
             elif self._serve_in_turn(link, message):
                 return
+
+    def _passed_on(self, link: Link, message: Message) -> bool:
+        """True if another thread receives from now on; False if there was none for ``message``."""
+        try:
+            self.pool.submit(self._receive, link)
+        except WorkerLostError as error:
+            if self.closed.is_set():
+                raise
+            self._refuse(link.peer, message, error)
+            return False
+        return True
 
     def _serve_in_turn(self, link: Link, message: Message) -> bool:
         """Answer a request; True if another thread receives from the link by then."""

@@ -6,7 +6,8 @@ import threading
 import time
 
 from fxforms.distributed import current
-from fxforms.distributed.agent import Respond, RpcAgent, isolated
+from fxforms.distributed.agent import Respond, RpcAgent
+from fxforms.distributed.frame import isolated
 from fxforms.distributed.message import Message
 from fxforms.distributed.options import Options
 from fxforms.distributed.requests import WorkerInfo
