@@ -79,6 +79,7 @@ class Body:
         self.likes = [
             torch.empty((), dtype=x.dtype, device=x.device).expand(x.shape) for x in found
         ]
+        self.strides = [dense_stride(x) for x in found]
         _bodies[self.number] = self
 
     def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -97,7 +98,7 @@ class Body:
                 f"graph that calls it was traced for {', '.join(map(describe, self.likes))}. A "
                 f"body under jit must return one shape for one shape."
             )
-        return outputs
+        return [laid_out(x, stride) for x, stride in zip(outputs, self.strides)]
 
     def _try(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The outputs for made-up numbers, which are looked at for their shapes alone."""
@@ -105,7 +106,7 @@ class Body:
         with fake.outside_modes(), drawing_from(random_state(()), ()):  # a trial leaves no trace
             for make in (_positive, _identity, _zeros):
                 try:
-                    return self.run([make(x) for x in tensors])
+                    return self.run([laid_out(make(x), dense_stride(x)) for x in tensors])
                 except Exception as error:
                     failed = error
         raise TraceError(
@@ -113,6 +114,20 @@ class Body:
             f"what it returns failed ({type(failed).__name__}: {failed}). State them: "
             f"fxforms.pure_callback(function, result_shape, ...)."
         ) from failed
+
+
+def dense_stride(like: torch.Tensor) -> tuple[int, ...]:
+    """The strides of a copy of ``like``, which may be traced."""
+    shape = torch.empty_strided(like.shape, like.stride(), device="meta")
+    return torch.empty_like(shape).stride()
+
+
+def laid_out(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """``tensor`` with these strides, which are what compiled code goes by."""
+    if tensor.stride() == stride:
+        return tensor
+    other = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
+    return other.copy_(tensor)
 
 
 def _positive(like: torch.Tensor) -> torch.Tensor:
@@ -143,8 +158,11 @@ def opaque_call(operands: list[torch.Tensor], number: int) -> list[torch.Tensor]
 
 @opaque_call.register_fake
 def _(operands: list[torch.Tensor], number: int) -> list[torch.Tensor]:
-    likes = _bodies[number].likes
-    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in likes]
+    body = _bodies[number]
+    return [
+        torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device)
+        for x, stride in zip(body.likes, body.strides)
+    ]
 
 
 @opaque_call.register_vmap

@@ -274,3 +274,13 @@ def test_a_batch_at_the_first_call_of_a_combined_form() -> None:
             return g * ctx.saved_tensors[0].cos()
 
     assert torch.allclose(jit(fxforms.vmap(First.apply))(X), X.sin())
+
+
+@pytest.mark.parametrize("turn", [lambda x: x.T, lambda x: x[:, :1].expand(2, 3), lambda x: x[1]])
+def test_compiled_code_takes_the_layout_that_a_body_gives(turn: Callable[[Any], Any]) -> None:
+    x = turn(torch.arange(6.0).reshape(2, 3))
+    f = fxforms.jit(lambda x: (Sine.apply(x), Sine.apply(2 * x) + 1), compile="wait")
+    given = f(x)
+    expected = numpy_of(x, np.sin), numpy_of(2 * x, np.sin) + 1
+    torch.testing.assert_close(given, expected)
+    assert [y.stride() for y in given] == [y.stride() for y in expected]
