@@ -260,7 +260,7 @@ def split_jvp(rules: Rules, ctx: Any, tangents: tuple[Any, ...]) -> tuple[Any, .
     if ctx._fx_kept is None:
         return (*own, *[None] * len(likes))
 
-    found = transpose(lambda cts: residual_gradients(rules, ctx, cts), likes, tangents)
+    found = transpose(rules, lambda cts: residual_gradients(rules, ctx, cts), likes, tangents)
     return (*own, *found)
 
 

@@ -65,6 +65,33 @@ class NodeContext(substrate.BackwardCFunction):
         values = [None if x is None else unpack(x) for x in packed]
         return tuple([x if x is None else substrate.unwrap_if_dead(x) for x in values])
 
+    def register_prehook(self, hook: Callable[[Any], Any]) -> Any:
+        """As in torch; ``hook`` sees no gradient of what ``forward`` has saved."""
+        return super().register_prehook(self._of_outputs(hook))
+
+    def register_hook(self, hook: Callable[[Any, Any], Any]) -> Any:
+        """The same."""
+        own: Callable[..., Any] = lambda gradients, inputs: hook(inputs, gradients)  # noqa: E731
+        trimmed = self._of_outputs(own, changes=False)
+        return super().register_hook(lambda inputs, gradients: trimmed(gradients, inputs))
+
+    def _of_outputs(self, hook: Callable[..., Any], changes: bool = True) -> Callable[..., Any]:
+        """``hook`` on the gradients of the outputs, without those of residuals that follow them.
+
+        What it returns replaces them if it ``changes`` them.
+        """
+        call = getattr(self, "_fx_call", None)
+        if call is None or not call.residual_likes:
+            return hook
+
+        def trimmed(gradients: tuple[Any, ...], *more: Any) -> Any:
+            result = hook(gradients[: call.count], *more)
+            if result is None or not changes:
+                return result
+            return (*as_tuple(result), *gradients[call.count :])
+
+        return trimmed
+
     def _compiled_autograd_key(self) -> tuple[int, ...]:
         """What tells this node from others of its shape, to the engine's capture of a pass."""
         return (self._autograd_function_id,)  # type: ignore[attr-defined]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from fxforms import _substrate as substrate
 from fxforms._tree import flatten
@@ -47,7 +48,49 @@ class Like(NamedTuple):
             return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
 
 
+_TENSOR: Any = torch.Tensor
+ALIASES = frozenset({_TENSOR.detach, _TENSOR.data.__get__})
+
+
+class Linear(TorchFunctionMode):
+    """Runs a rule that is transposed at grad ``level``, and notes if it detaches what it is given.
+
+    A rule is linear in that, detached or not; of other tensors a detached one stays a constant.
+    """
+
+    def __init__(self, level: int) -> None:
+        super().__init__()
+        self.level = level
+        self.detached = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if (func in ALIASES or func is _TENSOR.detach_) and self.follows(args[0]):
+            self.detached = True
+            return args[0] if func is _TENSOR.detach_ else args[0].view_as(args[0])
+        return func(*args, **(kwargs or {}))
+
+    def follows(self, tensor: torch.Tensor) -> bool:
+        """True if ``tensor`` depends on what the rule is given."""
+        value = substrate.unbatched(tensor)
+        return value.requires_grad and substrate.level_of(value) == self.level
+
+
+def run_linear(
+    rules: Rules, level: int, linear: Callable[[Any], Any], leaves: tuple[Any, ...]
+) -> Any:
+    """``linear(leaves)``, a rule at grad ``level``; its first call shows whether it detaches."""
+    if rules.root.detaches is False:
+        return linear(leaves)
+    with Linear(level) as mode:
+        result = linear(leaves)
+    rules.root.detaches = bool(rules.root.detaches or mode.detached)
+    return result
+
+
 def transpose(
+    rules: Rules,
     linear: Callable[[tuple[torch.Tensor | None, ...]], Sequence[torch.Tensor | None]],
     likes: Sequence[Like | None],
     cotangents: Sequence[torch.Tensor | None],
@@ -60,7 +103,7 @@ def transpose(
         leaves = [None if x is None else substrate.make_leaf(x.ones(), level) for x in likes]
         pairs = [
             (fit(out, ct), ct)
-            for out, ct in zip(linear(tuple(leaves)), cotangents)
+            for out, ct in zip(run_linear(rules, level, linear, tuple(leaves)), cotangents)
             if out is not None and ct is not None
         ]
     given = [leaf for leaf in leaves if leaf is not None]
@@ -99,7 +142,7 @@ def jvp_from_backward(
     rules: Rules, ctx: Any, likes: list[Like | None], tangents: tuple[Any, ...]
 ) -> tuple[torch.Tensor | None, ...]:
     """Tangents of the outputs: the backward rule, transposed."""
-    result = transpose(lambda cts: rules.gradients(ctx, cts), likes, tangents)
+    result = transpose(rules, lambda cts: rules.gradients(ctx, cts), likes, tangents)
     if rules.once:
         sources = flatten([tangents, ctx.saved_tensors, attributes_of(ctx)])[0]
         return tuple(guard(rules.once, result, sources))
@@ -152,7 +195,7 @@ def backward_from_jvp(
             check_tangent(rules.__name__, index, tangent, cotangent)
         return result
 
-    return transpose(jvp, likes, cotangents)
+    return transpose(rules, jvp, likes, cotangents)
 
 
 def check_tangent(name: str, index: int, tangent: Any, cotangent: torch.Tensor | None) -> None:

@@ -16,6 +16,7 @@ from fxforms.functions.context import as_tuple, attributes_of
 from fxforms.functions.contract import Rules
 from fxforms.functions.packed import has_trees
 from fxforms.functions.plain_residuals import keeps_residuals, remember, sources_of
+from fxforms.functions.residuals import Noted
 from fxforms.functions.single_level import carrier_class, context_class
 
 _MARKS = ("dirty_tensors", "non_differentiable", "to_save", "saved_for_forward")
@@ -79,12 +80,15 @@ def looking_class(rules: Rules, carrier: Any, kept: list[bool], dirty: list[bool
     ``kept`` is told whether residuals are saved, ``dirty`` whether an input is overwritten.
     """
 
+    noted = Noted()
+
     def look(ctx: Any, operands: tuple[Any, ...], output: Any) -> None:
-        kept.append(keeps_residuals(ctx, operands, output))
+        kept.append(keeps_residuals(ctx, operands, output, noted.left_torch))
         dirty.append(bool(ctx.dirty_tensors))
 
     def forward(*args: Any) -> Any:
-        output = carrier.forward(*args)
+        with noted:
+            output = carrier.forward(*args)
         if not isinstance(output, torch.Tensor) and has_trees(as_tuple(output)):
             raise ContainerFound(output, args[0] if rules.combined else None)
         if rules.combined:
@@ -92,7 +96,8 @@ def looking_class(rules: Rules, carrier: Any, kept: list[bool], dirty: list[bool
         return output
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        carrier.setup_context(ctx, inputs, output)
+        with noted:
+            carrier.setup_context(ctx, inputs, output)
         look(ctx, inputs, output)
 
     methods: dict[str, Any] = {"forward": forward}

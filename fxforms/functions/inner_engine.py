@@ -7,6 +7,7 @@ be asked for, the call is made to record, and a detached tensor stays part of th
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,16 +17,16 @@ from torch.overrides import TorchFunctionMode
 from fxforms import _substrate as substrate
 from fxforms._tree import map_tensors
 from fxforms.functions.context import among, attributes_of
-from fxforms.functions.derive import with_saved_read
+from fxforms.functions.derive import ALIASES, with_saved_read
 from fxforms.functions.inline import recorded
 from fxforms.interpreters.levels import GRAD
 
 _TENSOR: Any = torch.Tensor
-ALIASES = frozenset({_TENSOR.detach, _TENSOR.data.__get__})
 CUTS = ALIASES | {_TENSOR.detach_}
 REQUIRES = frozenset({_TENSOR.requires_grad_, _TENSOR.requires_grad.__set__})
 ENGINE = frozenset({torch.autograd.grad, _TENSOR.backward})
 _GRAD = _TENSOR.grad.__get__
+_MODES = (__name__, "fxforms.functions.derive", "fxforms.functions.residuals")
 
 
 class Recorded(TorchFunctionMode):
@@ -41,6 +42,8 @@ class Recorded(TorchFunctionMode):
         self.leaves: list[torch.Tensor] = []
         self.gradients: dict[int, torch.Tensor | None] = {}
 
+        self.inference = torch.is_inference_mode_enabled()
+
     def own(self) -> bool:
         """False inside a transform that the code calls."""
         return substrate.level_depth() == self.depth
@@ -52,7 +55,15 @@ class Recorded(TorchFunctionMode):
         return self.recorded(func, args, kwargs) if self.own() else func(*args, **kwargs)
 
     def recorded(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """``func``, which the code calls at its own level."""
+        """``func``, which the code calls at its own level.
+
+        ``no_grad`` changes no value, and inference mode none but for recording.
+        """
+        if func is substrate.set_grad_enabled:
+            return None
+        if not self.inference and torch.is_inference_mode_enabled():
+            with torch.inference_mode(False), torch.enable_grad():
+                return self.recorded(func, args, kwargs)
         if func is _TENSOR.detach_:
             return args[0]
         if func in ALIASES:
@@ -89,12 +100,36 @@ class EngineCalled(Exception):
 
 
 class Watched(Recorded):
-    """Raises EngineCalled if code calls the engine, and else leaves it alone."""
+    """Raises EngineCalled if code calls the engine, and else leaves it alone.
+
+    Notes in ``off`` if the code turns recording off.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.off = False
 
     def recorded(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in ENGINE:
             raise EngineCalled
+        if func is substrate.set_grad_enabled and args == (False,) and by_user():
+            self.off = True
+        if not self.inference and torch.is_inference_mode_enabled():
+            self.off = True
         return allowed(func, args, kwargs) if func in REQUIRES else func(*args, **kwargs)
+
+
+def by_user() -> bool:
+    """True if what a mode sees now is not called by fxforms itself."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__"))
+        if name == "torch.utils._contextlib":  # a decorated function, and fxforms has none
+            return True
+        if not (name.startswith("torch.") or name in _MODES):
+            return not name.startswith("fxforms.")
+        frame = frame.f_back
+    return True
 
 
 def allowed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -147,13 +182,14 @@ def run_recorded(rules: Any, rule: Callable[..., Any], ctx: Any, args: tuple[Any
 def _run_recorded(rules: Any, rule: Callable[..., Any], ctx: Any, args: tuple[Any, ...]) -> Any:
     if rules.calls_engine is None:
         try:
-            with Watched():
+            with Watched() as watched:
                 result = rule(ctx, *args)
         except EngineCalled:
             rules.calls_engine = True
-        else:
-            rules.calls_engine = bool(rules.calls_engine)  # True if a rule that this one calls does
-            return result
+        else:  # it is True by now if a rule that this one calls does
+            rules.calls_engine = bool(rules.calls_engine or watched.off)
+            if not watched.off:
+                return result
     if not (substrate.transforms_active() or recorded((*ctx.saved_tensors, *args))):
         return rule(ctx, *args)
     if substrate.transforms_active() and substrate.top_transform() == GRAD:

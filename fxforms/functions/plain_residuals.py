@@ -12,15 +12,17 @@ from typing import Any
 
 import torch
 
-from fxforms._tree import flatten
+from fxforms._tree import flatten, is_atom
 from fxforms.errors import GradientError
 from fxforms.functions.combined import run_body
 from fxforms.functions.context import RuleContext, among, as_tuple, attributes_of
 from fxforms.functions.contract import Rules
 from fxforms.functions.derive import Like, keep_for_transpose
 from fxforms.functions.draws import check_repeated
+from fxforms.functions.recorded import holds_values
 from fxforms.functions.refused import refuse
 from fxforms.functions.residuals import LeavesTorch, Tracked
+from fxforms.functions.unseen import hidden_tensors, opaque_leaves
 
 _TENSOR = torch.Tensor
 _CHANGES = "forward changes in place"
@@ -97,10 +99,18 @@ def recalled(pairs: list[tuple[Any, int | None]]) -> tuple[Any, ...]:
     return tuple([value for value, _ in pairs])
 
 
-def keeps_residuals(ctx: Any, operands: tuple[Any, ...], output: Any) -> bool:
-    """True if ``ctx`` holds a floating tensor that is no operand and no output."""
+def keeps_residuals(ctx: Any, operands: tuple[Any, ...], output: Any, left_torch: bool) -> bool:
+    """True if ``ctx`` holds a floating tensor that is no operand and no output.
+
+    Or a number, if ``forward`` takes numbers out of torch.
+    """
     known = (*operands, *differentiable(ctx, output))
-    kept = [*(ctx.to_save or ()), *flatten(attributes_of(ctx))[0]]
+    attributes = attributes_of(ctx)
+    if left_torch and holds_values(attributes):
+        return True
+    kept = [*(ctx.to_save or ()), *flatten(attributes)[0]]
+    for _, value in opaque_leaves(attributes, torch.Tensor):
+        kept += hidden_tensors(value)
     return any(Like.of(x) is not None and not among(x, known) for x in kept)
 
 
@@ -148,9 +158,13 @@ def context_again(rules: Rules, ctx: Any) -> Any:
         raise Constant(_LEAVES)
 
     def choose(new: Any, old: Any) -> Any:
-        if not isinstance(new, torch.Tensor) or not new.requires_grad or among(new, known):
+        if is_atom(new) and not isinstance(new, _TENSOR):
             return old
-        check_repeated(rules.__name__, [old], [new])
+        found = [new] if isinstance(new, _TENSOR) else [*hidden_tensors(new)]
+        if not any(x.requires_grad and not among(x, known) for x in found):
+            return old
+        before = [old] if isinstance(old, _TENSOR) else [*hidden_tensors(old)]
+        check_repeated(rules.__name__, before, found)
         return new
 
     again = RuleContext(ctx.needs_input_grad)

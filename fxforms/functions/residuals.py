@@ -39,22 +39,15 @@ class Tracked(Recorded):
     def __init__(self) -> None:
         super().__init__()
         self.left_torch = False
-        self.inference = torch.is_inference_mode_enabled()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        own = self.own()
-        if func is substrate.set_grad_enabled and own:
-            return None
         if func in _LEAVES_TORCH and args[0].requires_grad:
             self.left_torch = True
             return outside(func, args, kwargs)
-        if own and not self.inference and torch.is_inference_mode_enabled():
-            with torch.inference_mode(False), torch.enable_grad():
-                return self.recorded(func, args, kwargs)
-        return self.recorded(func, args, kwargs) if own else func(*args, **kwargs)
+        return self.recorded(func, args, kwargs) if self.own() else func(*args, **kwargs)
 
 
 class LeavesTorch(Exception):

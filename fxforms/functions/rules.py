@@ -90,6 +90,7 @@ class FunctionRules(Attempts):
         self.setup_is_known = self.has_mapped = False
         self.changes_inputs: bool | None = None
         self.calls_engine: bool | None = None
+        self.detaches: bool | None = None
         self.may_hide = True
         methods = [function.forward, function.setup_context, self.backward, self.jvp, self.vmap]
         self.closing = closing(methods if root is None else [])

@@ -28,6 +28,7 @@ from fxforms.interpreters import vmap_level
 # storage, Python control flow and indexing for a value or a shape.
 _UNMAPPABLE = (
     "Cannot access data pointer of Tensor",
+    "Can't call numpy() on Tensor that requires grad",
     "calling .item() on a Tensor",
     "Tensor in some data-dependent control flow",
     "We do not support batching operators that can",

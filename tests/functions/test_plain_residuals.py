@@ -120,6 +120,11 @@ def overwriting(ctx: Any, x: Tensor) -> Tensor:
     return x.sin_()
 
 
+def a_number(ctx: Any, x: Tensor) -> Tensor:
+    ctx.cosine = x.detach().cos().numpy()
+    return x.sin()
+
+
 def then_overwritten(op: Op) -> Op:
     def call(x: Tensor) -> Tensor:
         y = op(x)
@@ -137,6 +142,7 @@ def then_forgotten(op: Op) -> Op:
 REFUSED = {
     "in place, and gone": (then_forgotten, overwriting, "forward changes in place"),
     "numpy": (lambda op: op, in_numpy, "takes out of torch"),
+    "a number": (lambda op: op, a_number, "takes out of torch"),
     "in place": (lambda op: op, overwriting, "forward changes in place"),
     "changed": (then_overwritten, Sine.forward, "was changed in place since the call"),
 }
@@ -145,7 +151,10 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_residual_that_stays_a_constant_is_refused(case: str) -> None:
     change, forward, message = REFUSED[case]
-    backward = lambda ctx, g: g * ctx.saved_tensors[0]  # noqa: E731
+
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g * (ctx.saved_tensors[0] if ctx.saved_tensors else torch.as_tensor(ctx.cosine))
+
     op = change(function("Wave", forward=forward, backward=backward).apply)
     for _ in range(2):
         x = vec(3).requires_grad_()
@@ -170,3 +179,31 @@ def test_a_rule_from_jvp_that_keeps_a_residual_beside_what_it_saves() -> None:
     op, x = function("Square", forward=forward, jvp=jvp).apply, vec(3).requires_grad_()
     for _ in range(2):
         assert_close(derivatives(op, x), derivatives(lambda x: x.sin() ** 2, x))
+
+
+class Box:
+    cosine: Tensor
+
+
+def in_an_object(ctx: Any, x: Tensor) -> Tensor:
+    ctx.kept = Box()
+    ctx.kept.cosine = x.cos()
+    return x.sin()
+
+
+def in_a_function(ctx: Any, x: Tensor) -> Tensor:
+    cosine = x.cos()
+    ctx.kept = lambda g: g * cosine
+    return x.sin()
+
+
+@pytest.mark.parametrize("forward", [in_an_object, in_a_function])
+def test_a_residual_out_of_sight(forward: Any) -> None:
+    """What a level would not see, the second run of ``forward`` gives anew."""
+
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return ctx.kept(g) if callable(ctx.kept) else g * ctx.kept.cosine
+
+    op, x = function("Sine", forward=forward, backward=backward).apply, vec(3).requires_grad_()
+    for _ in range(2):
+        assert_close(derivatives(op, x), derivatives(torch.sin, x))

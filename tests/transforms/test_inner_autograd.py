@@ -60,7 +60,48 @@ def hook_of_a_function(x: Tensor) -> Tensor:
     return y.sum()
 
 
-@pytest.mark.parametrize("f", [tensor_hook, leaf_hook, node_hook, node_prehook, hook_of_a_function])
+class SineByCosine(fxforms.Function):
+    """Saves a residual, which is an output of its node at each level."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x.cos())
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g * ctx.saved_tensors[0]
+
+
+def prehook_sees_outputs_alone(x: Tensor) -> Tensor:
+    y = SineByCosine.apply(x)
+    y.grad_fn.register_prehook(lambda outputs: tuple([5 * g for g in outputs]))
+    return y.sum()
+
+
+def hook_sees_outputs_alone(x: Tensor) -> Tensor:
+    y = SineByCosine.apply(x)
+
+    def hook(inputs: Any, outputs: Any) -> Any:
+        assert [g.shape for g in outputs] == [y.shape]
+        return tuple([5 * g for g in inputs])
+
+    y.grad_fn.register_hook(hook)
+    return y.sum()
+
+
+HOOKED = [
+    tensor_hook,
+    leaf_hook,
+    node_hook,
+    node_prehook,
+    hook_of_a_function,
+    prehook_sees_outputs_alone,
+    hook_sees_outputs_alone,
+]
+
+
+@pytest.mark.parametrize("f", HOOKED)
 def test_a_hook_changes_the_gradient_at_its_own_level(f: Callable[[Tensor], Tensor]) -> None:
     assert torch.allclose(fxforms.grad(f)(X), 5 * X.cos())
     assert torch.allclose(fxforms.vmap(fxforms.grad(lambda x: f(x[None])))(X), 5 * X.cos())
