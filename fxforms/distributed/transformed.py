@@ -41,16 +41,20 @@ extend(SLOT, Slot, lambda slot: [slot.index], lambda parts: Slot(int(parts[0])))
 
 
 def split(tree: Any) -> tuple[Any, Tensors]:
-    """``tree`` with slots for its tensors, and these; None stands for a tree that is one tensor."""
+    """``tree`` with slots for its tensors, and these; None stands for a tree that is one tensor.
+
+    A tensor that is there twice has one slot, so that it is one tensor on the other side too.
+    """
     if isinstance(tree, torch.Tensor):
         return None, (tree,)
     leaves, spec = flatten(tree)
-    tensors: list[torch.Tensor] = []
+    tensors: dict[int, torch.Tensor] = {}
+    slots: dict[int, Slot] = {}
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
-            leaves[index] = Slot(len(tensors))
-            tensors.append(leaf)
-    return [spec.unflatten(leaves)], tuple(tensors)
+            tensors[id(leaf)] = leaf
+            leaves[index] = slots.setdefault(id(leaf), Slot(len(slots)))
+    return [spec.unflatten(leaves)], tuple(tensors.values())
 
 
 def join(tree: Any, tensors: Sequence[torch.Tensor]) -> Any:
