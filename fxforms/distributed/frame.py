@@ -83,6 +83,8 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.detach()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
+    if tensor._is_zerotensor():  # a tangent of which torch knows that it is zero, without data
+        tensor = tensor.clone()
     return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
