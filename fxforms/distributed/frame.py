@@ -88,6 +88,11 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
+def dense(gradient: torch.Tensor) -> torch.Tensor:
+    """``gradient`` as it can be sent; that of an embedding may be sparse."""
+    return gradient if gradient.layout is torch.strided else gradient.to_dense()
+
+
 def isolated(message: Message) -> Message:
     """``message`` as it arrives over a wire: no tensor shares memory or a graph with the sender."""
     tensors = tuple(plain(tensor).clone() for tensor in message.tensors)

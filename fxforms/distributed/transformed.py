@@ -20,6 +20,7 @@ import torch
 
 from fxforms._tree import flatten
 from fxforms.distributed.codec import SLOT, extend
+from fxforms.distributed.frame import dense
 from fxforms.distributed.registry import operator, register, registered
 from fxforms.distributed.repeated_draws import Drawn, operator_draws, run_again, run_first
 from fxforms.errors import MessageError, describe
@@ -131,7 +132,12 @@ def _mapped(
 
 def _pullback(function: FlatFunction, mask: list[bool]) -> FlatFunction:
     both = gradients(function, mask)
-    return lambda *operands: both(operands[: len(mask)], operands[len(mask) :])[1]
+
+    def pullback(*operands: torch.Tensor) -> Tensors:
+        _, found = both(operands[: len(mask)], operands[len(mask) :])
+        return tuple([dense(x) for x in found])
+
+    return pullback
 
 
 _TRANSFORMS: dict[str, Callable[..., FlatFunction]] = {

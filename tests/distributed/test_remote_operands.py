@@ -238,3 +238,16 @@ def test_a_tensor_that_is_there_twice_in_a_batch_over_workers() -> None:
     torch.testing.assert_close(f(x, x), af.smooth(x, x))
     torch.testing.assert_close(g(x, x), af.smooth(x, x.T))
     torch.testing.assert_close(h(x, [y, y, x]), (x + 2 * y).matmul(x))
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_sparse_gradient(how: Function) -> None:
+    far, rows = how(af.looked_up), torch.tensor([1, 3, 1])
+    table = numbers(5, 2).requires_grad_()
+    expected = torch.zeros_like(table).index_add(0, rows, table.detach()[rows].cos())
+    (found,) = torch.autograd.grad(far(table, rows).sum(), table)
+    torch.testing.assert_close(found, expected)
+    (found,) = torch.autograd.grad(far(table, rows).sum(), table, create_graph=True)
+    torch.testing.assert_close(found, expected)
+    found = grad(lambda t: far(t, rows).sum())(table.detach())
+    torch.testing.assert_close(found, expected)
