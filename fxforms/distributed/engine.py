@@ -223,8 +223,7 @@ def backward(
     context = contexts_of(agent).get(context_id)
     if mode not in ("smart", "fast"):
         raise ArgumentError(f'backward(mode={mode!r}): expected "smart" or "fast".')
-    for index, root in enumerate(roots):
-        _check_root(root, index)
+    _check_roots(roots)
     pass_id = agent.new_id()
     with context.passes.using(pass_id, [edge_of(root) for root in roots]) as local:
         run = _Run(agent, local, (context_id, pass_id), _NOBODY, retain_graph)
@@ -247,6 +246,16 @@ def _finish(agent: RpcAgent, run: _Run, context_id: int, pass_id: int, mode: str
             f"backward(context_id={context_id}): gradients on worker {names} wait for results of "
             f"calls that the loss does not use. {advice}"
         )
+
+
+def _check_roots(roots: Any) -> None:
+    if not isinstance(roots, (list, tuple)):
+        raise ArgumentError(
+            f"backward(roots=...): got {describe(roots)}. Expected a list of tensors; one root is "
+            "[loss]."
+        )
+    for index, root in enumerate(roots):
+        _check_root(root, index)
 
 
 def _check_root(root: Any, index: int) -> None:
