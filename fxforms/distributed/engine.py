@@ -35,6 +35,7 @@ from fxforms.distributed.callback import handles
 from fxforms.distributed.calls import ask_command, call_command, send_command
 from fxforms.distributed.context import contexts_of
 from fxforms.distributed.current import current_agent
+from fxforms.distributed.frame import dense
 from fxforms.distributed.functions import NO_CONTEXT, edge_of
 from fxforms.distributed.futures import Future
 from fxforms.distributed.message import MessageType
@@ -110,7 +111,7 @@ class _Run:
         """Put what is for the asking worker into the answer to it."""
         if (fired.source.worker, fired.source.context_id) != (self._asker, self._context_id):
             return False
-        self.answers.append([fired.source.message_id, dense(fired.grads)])
+        self.answers.append([fired.source.message_id, _dense(fired.grads)])
         return True
 
     def _request(self, fired: Fired) -> PropagateGradientsReq:
@@ -119,7 +120,7 @@ class _Run:
                 f"backward(context_id={self._context_id}): the loss depends on a call that was "
                 f"made in {_named(fired.source.context_id)}. Make all calls in one context."
             )
-        message_id, grads = fired.source.message_id, dense(fired.grads)
+        message_id, grads = fired.source.message_id, _dense(fired.grads)
         return PropagateGradientsReq(
             self._context_id, self._pass_id, message_id, grads, self._retain
         )
@@ -146,9 +147,8 @@ def _named(context_id: int) -> str:
     return "no context" if context_id == NO_CONTEXT else f"context {context_id}"
 
 
-def dense(grads: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    """``grads`` as they can be sent."""
-    return [x if x is None or x.layout is torch.strided else x.to_dense() for x in grads]
+def _dense(grads: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    return [x if x is None else dense(x) for x in grads]
 
 
 @handles(MessageType.BACKWARD_AUTOGRAD_REQ)
@@ -223,8 +223,7 @@ def backward(
     context = contexts_of(agent).get(context_id)
     if mode not in ("smart", "fast"):
         raise ArgumentError(f'backward(mode={mode!r}): expected "smart" or "fast".')
-    for index, root in enumerate(roots):
-        _check_root(root, index)
+    _check_roots(roots)
     pass_id = agent.new_id()
     with context.passes.using(pass_id, [edge_of(root) for root in roots]) as local:
         run = _Run(agent, local, (context_id, pass_id), _NOBODY, retain_graph)
@@ -247,6 +246,16 @@ def _finish(agent: RpcAgent, run: _Run, context_id: int, pass_id: int, mode: str
             f"backward(context_id={context_id}): gradients on worker {names} wait for results of "
             f"calls that the loss does not use. {advice}"
         )
+
+
+def _check_roots(roots: Any) -> None:
+    if not isinstance(roots, (list, tuple)):
+        raise ArgumentError(
+            f"backward(roots=...): got {describe(roots)}. Expected a list of tensors; one root is "
+            "[loss]."
+        )
+    for index, root in enumerate(roots):
+        _check_root(root, index)
 
 
 def _check_root(root: Any, index: int) -> None:

@@ -83,7 +83,14 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.detach()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
+    if tensor._is_zerotensor():  # a tangent of which torch knows that it is zero, without data
+        tensor = tensor.clone()
     return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+
+def dense(gradient: torch.Tensor) -> torch.Tensor:
+    """``gradient`` as it can be sent; that of an embedding may be sparse."""
+    return gradient if gradient.layout is torch.strided else gradient.to_dense()
 
 
 def isolated(message: Message) -> Message:

@@ -83,7 +83,8 @@ def _prepared(
     timeout: float,
 ) -> tuple[RemoteCall, tuple[torch.Tensor, ...]]:
     """The call, and its operands."""
-    if not kwargs and all(isinstance(x, torch.Tensor) for x in args):
+    apart = len(set(map(id, args))) == len(args)
+    if apart and not kwargs and all(isinstance(x, torch.Tensor) for x in args):
         arguments, operands = None, tuple(args)
     else:
         arguments, operands = split((list(args), dict(kwargs)))

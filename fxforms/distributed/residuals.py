@@ -20,6 +20,7 @@ from fxforms import _substrate as substrate
 from fxforms.distributed.agent import RpcAgent, giver, prepare
 from fxforms.distributed.calls import call_command, send_command
 from fxforms.distributed.current import current_agent
+from fxforms.distributed.frame import dense
 from fxforms.distributed.functions import RECV, as_inputs, edge_of
 from fxforms.distributed.plan import LEAF, following
 from fxforms.distributed.registry import register
@@ -247,7 +248,7 @@ def pull(handle: int, levels: list[list[Any]], retain: bool, *cotangents: torch.
         grads = substrate.run_backward(found.outputs, cts, edges, True, False)
         return tuple(
             [
-                torch.zeros_like(x, device="cpu") if g is None else g
+                torch.zeros_like(x, device="cpu") if g is None else dense(g)
                 for g, x in zip(grads, found.like)
             ]
         )

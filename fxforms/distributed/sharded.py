@@ -123,8 +123,8 @@ def _part(
     """The call of one worker: ``name`` under vmap."""
     args = piece.flat if piece.spec is None else list(piece.spec.unflatten(piece.flat))
     arguments, tensors = split((args, kwargs))
-    mapped = [d for x, d in zip(piece.flat, piece.dims) if isinstance(x, torch.Tensor)]
-    in_dims = mapped + [None] * (len(tensors) - len(mapped))
+    mapped = {id(x): dim for x, dim in zip(piece.flat, piece.dims)}
+    in_dims = [mapped.get(id(x)) for x in tensors]
     part = Part(worker, name, arguments, len(tensors), timeout)
     return part.under(len(tensors), "vmap", in_dims, randomness, piece.size), tensors
 

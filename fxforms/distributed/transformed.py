@@ -20,6 +20,7 @@ import torch
 
 from fxforms._tree import flatten
 from fxforms.distributed.codec import SLOT, extend
+from fxforms.distributed.frame import dense
 from fxforms.distributed.registry import operator, register, registered
 from fxforms.distributed.repeated_draws import Drawn, operator_draws, run_again, run_first
 from fxforms.errors import MessageError, describe
@@ -41,16 +42,20 @@ extend(SLOT, Slot, lambda slot: [slot.index], lambda parts: Slot(int(parts[0])))
 
 
 def split(tree: Any) -> tuple[Any, Tensors]:
-    """``tree`` with slots for its tensors, and these; None stands for a tree that is one tensor."""
+    """``tree`` with slots for its tensors, and these; None stands for a tree that is one tensor.
+
+    A tensor that is there twice has one slot, so that it is one tensor on the other side too.
+    """
     if isinstance(tree, torch.Tensor):
         return None, (tree,)
     leaves, spec = flatten(tree)
-    tensors: list[torch.Tensor] = []
+    tensors: dict[int, torch.Tensor] = {}
+    slots: dict[int, Slot] = {}
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
-            leaves[index] = Slot(len(tensors))
-            tensors.append(leaf)
-    return [spec.unflatten(leaves)], tuple(tensors)
+            tensors[id(leaf)] = leaf
+            leaves[index] = slots.setdefault(id(leaf), Slot(len(slots)))
+    return [spec.unflatten(leaves)], tuple(tensors.values())
 
 
 def join(tree: Any, tensors: Sequence[torch.Tensor]) -> Any:
@@ -127,7 +132,12 @@ def _mapped(
 
 def _pullback(function: FlatFunction, mask: list[bool]) -> FlatFunction:
     both = gradients(function, mask)
-    return lambda *operands: both(operands[: len(mask)], operands[len(mask) :])[1]
+
+    def pullback(*operands: torch.Tensor) -> Tensors:
+        _, found = both(operands[: len(mask)], operands[len(mask) :])
+        return tuple([dense(x) for x in found])
+
+    return pullback
 
 
 _TRANSFORMS: dict[str, Callable[..., FlatFunction]] = {

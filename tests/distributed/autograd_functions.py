@@ -220,3 +220,23 @@ def relay_late(worker: str, x: Tensor, seconds: float) -> Tensor:
     time.sleep(seconds)
     result: Tensor = fd.rpc_sync(worker, smooth, (x, x.cos()))
     return result
+
+
+@register
+def one_object(x: Tensor, parts: dict[str, Tensor]) -> tuple[Tensor, Tensor, bool]:
+    """Arguments that are one tensor, changed in place; and a result that is there twice."""
+    y = parts["y"]
+    x.mul_(2)
+    result = x.sin() * y
+    return result, result, x is y
+
+
+@register
+def tree_product(x: Tensor, parts: list[Tensor]) -> Tensor:
+    return (x + parts[0] + parts[1]) @ parts[2]
+
+
+@register
+def looked_up(table: Tensor, rows: Tensor) -> Tensor:
+    """Its gradient is sparse."""
+    return torch.nn.functional.embedding(rows, table, sparse=True).sin()

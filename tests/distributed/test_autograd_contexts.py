@@ -121,6 +121,9 @@ def test_wrong_uses() -> None:
         for root, said in ((out, "shape"), (x.detach().sum(), "needs no gradient"), (1.0, "1.0")):
             with pytest.raises(ArgumentError, match=said):
                 fd.backward(context_id, [root])  # type: ignore[list-item]
+        for roots in (out.sum(), None):
+            with pytest.raises(ArgumentError, match=r"one root is \[loss\]"):
+                fd.backward(context_id, roots)  # type: ignore[arg-type]
         with pytest.raises(ArgumentError, match="mode='slow'"):
             fd.backward(context_id, [out.sum()], mode="slow")  # type: ignore[arg-type]
         with pytest.raises(ArgumentError, match="do not nest"), fd.context():

@@ -17,7 +17,7 @@ from distributed.worlds import PROCESSES, until, world
 from torch.autograd import forward_ad
 
 from fxforms import distributed as fd
-from fxforms import grad, hessian, jvp, vmap
+from fxforms import grad, hessian, jacfwd, jvp, vmap
 from fxforms.errors import RemoteError
 
 Tensor = torch.Tensor
@@ -80,6 +80,18 @@ def test_transforms(workers: Workers) -> None:
     expected = grad(lambda b: (vmap(af.smooth, (0, None))(b, y) ** 2).sum())(batch)
     torch.testing.assert_close(grad(lambda b: (sharded(b, y) ** 2).sum())(batch), expected)
     assert until(lambda: nothing_kept_on("w0", "w1", "w2", "w3"))
+
+
+def test_a_tangent_that_is_zero(workers: Workers) -> None:
+    """It has no data until it is sent."""
+    x, y = leaf(3).detach(), leaf(3).detach()
+    for f in (torch.mul, af.smooth, torch.sub):
+        far = fd.remote_function("w1", f)
+        for arg in (0, 1):
+            found = jacfwd(jacfwd(far, arg), arg)(x, y)
+            torch.testing.assert_close(found, jacfwd(jacfwd(f, arg), arg)(x, y))
+    zero = torch._efficientzerotensor((3,), dtype=x.dtype)
+    assert not fd.rpc_sync("w1", rf.echo, (zero,)).any()
 
 
 @pytest.mark.parametrize("block", [nullcontext, torch.no_grad, fd.context])

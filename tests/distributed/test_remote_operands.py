@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from distributed import autograd_functions as af
 from distributed import remote_functions as rf
 from torch.autograd import forward_ad
 
@@ -199,3 +200,54 @@ def test_a_callback_calls_a_worker_inside_jit() -> None:
     sine = fd.remote_function("w1", torch.sin)
     x = numbers(3)
     torch.testing.assert_close(jit(lambda x: 2 * fxforms.pure_callback(sine, x, x))(x), 2 * x.sin())
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_tensor_that_is_there_twice_is_one_tensor(how: Function) -> None:
+    """As in a call here: a change in place is seen in both places."""
+
+    def by(f: Function) -> Function:
+        def run(x: Tensor) -> Tensor:
+            h = x * 1
+            first, second, _ = f(h, {"y": h})
+            assert first is second
+            first.mul_(3)
+            return second + first
+
+        return run
+
+    x = numbers(3)
+    far, here = by(how(af.one_object)), by(af.one_object)
+    torch.testing.assert_close(far(x), here(x))
+    found, expected = (grad(lambda x, f=f: f(x).sum()) for f in (far, here))
+    torch.testing.assert_close(found(x), expected(x))
+    torch.testing.assert_close(vmap(found)(x[None]), vmap(expected)(x[None]))
+    torch.testing.assert_close(jvp(far, (x,), (x.cos(),)), jvp(here, (x,), (x.cos(),)))
+    leaf = x.clone().requires_grad_()
+    found = torch.autograd.grad(far(leaf).sum(), leaf)
+    torch.testing.assert_close(found, torch.autograd.grad(here(leaf).sum(), leaf))
+    assert how(torch.mul)(leaf, leaf).sum().backward() is None
+    torch.testing.assert_close(leaf.grad, 2 * x)
+
+
+def test_a_tensor_that_is_there_twice_in_a_batch_over_workers() -> None:
+    f = fd.sharded_vmap(af.smooth, ["w1", "w2"], in_dims=(0, 0))
+    g = fd.sharded_vmap(af.smooth, ["w1", "w2"], in_dims=(0, 1))
+    h = fd.sharded_vmap(af.tree_product, ["w1", "w2"], in_dims=(0, None))
+    x, y = numbers(3, 3), numbers(3)
+    torch.testing.assert_close(f(x, x), af.smooth(x, x))
+    torch.testing.assert_close(g(x, x), af.smooth(x, x.T))
+    torch.testing.assert_close(h(x, [y, y, x]), (x + 2 * y).matmul(x))
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_sparse_gradient(how: Function) -> None:
+    far, rows = how(af.looked_up), torch.tensor([1, 3, 1])
+    table = numbers(5, 2).requires_grad_()
+    expected = torch.zeros_like(table).index_add(0, rows, table.detach()[rows].cos())
+    (found,) = torch.autograd.grad(far(table, rows).sum(), table)
+    torch.testing.assert_close(found, expected)
+    (found,) = torch.autograd.grad(far(table, rows).sum(), table, create_graph=True)
+    torch.testing.assert_close(found, expected)
+    found = grad(lambda t: far(t, rows).sum())(table.detach())
+    torch.testing.assert_close(found, expected)
