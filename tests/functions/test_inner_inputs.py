@@ -11,7 +11,7 @@ import torch
 from oracle import vec
 from torch import Tensor
 from torch.testing import assert_close
-from unary import function
+from unary import FIRST_ORDER, check, function
 
 import fxforms
 from fxforms.errors import GradientError
@@ -90,3 +90,23 @@ def test_a_second_derivative() -> None:
         assert_close(found, second(oracle, twice(plain)), check_stride=False)
     with pytest.raises(GradientError, match="for a gradient by a saved tensor"):
         second(fxforms, twice(layer(False)))
+
+
+@pytest.mark.filterwarnings("ignore::fxforms.UnmappableWarning")
+@pytest.mark.parametrize("program", FIRST_ORDER)
+def test_a_rule_that_uses_up_what_is_on_ctx(program: str) -> None:
+    """Its first run, which may be given up, leaves the next one what it had."""
+
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.inputs, ctx.once = [x], 1
+        return x.sin()
+
+    @torch.enable_grad()
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        del ctx.once
+        v = ctx.inputs.pop().detach().requires_grad_()
+        return torch.autograd.grad(v.sin(), v, g)[0]
+
+    op = function("Sine", forward=forward, backward=backward).apply
+    for _ in range(2):
+        check(program, op, torch.sin)
