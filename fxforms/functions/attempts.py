@@ -16,9 +16,9 @@ from fxforms.functions.context import RuleContext, as_tuple
 from fxforms.functions.derive import keep_for_transpose
 from fxforms.functions.faults import no_vmap_rule, overwritten, refuse_opaque, values_of_samples
 from fxforms.functions.inline import only_vmaps, run_untracked
-from fxforms.functions.inner_engine import may_record, run_recorded
 from fxforms.functions.loop import Unmappable, loop, loop_rule, warn_once
 from fxforms.functions.opaque import ValueNeeded, below_all, stage_rule
+from fxforms.functions.rule_runs import may_record, run_recorded
 from fxforms.functions.unseen import is_unmappable
 from fxforms.interpreters import Primitive, VmapInfo, below_all_levels
 

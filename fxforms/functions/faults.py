@@ -96,6 +96,15 @@ def refuse_opaque(name: str, error: RuntimeError) -> None:
     raise fault
 
 
+def saved_as_input(name: str) -> GradientError:
+    """The error for a rule that asks the engine for a gradient by a tensor that it did not make."""
+    return GradientError(
+        f"{name}: a derivative rule asks torch.autograd.grad for a gradient by a saved tensor, on "
+        f"which what it has detached may depend. Where the rule is recorded the two cannot be told "
+        f"apart. Write w = w.detach().requires_grad_() first, and ask for the gradient by that."
+    )
+
+
 def no_derivative(name: str, mode: str) -> RuleError:
     """The error for a Function without any derivative rule."""
     return RuleError(

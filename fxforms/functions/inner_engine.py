@@ -8,18 +8,16 @@ be asked for, the call is made to record, and a detached tensor stays part of th
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from fxforms import _substrate as substrate
-from fxforms._tree import map_tensors
-from fxforms.functions.context import among, attributes_of
-from fxforms.functions.derive import ALIASES, with_saved_read
-from fxforms.functions.inline import recorded
-from fxforms.interpreters.levels import GRAD
+from fxforms.errors import GradientError
+from fxforms.functions.context import among
+from fxforms.functions.derive import ALIASES
+from fxforms.functions.faults import saved_as_input
 
 _TENSOR: Any = torch.Tensor
 CUTS = ALIASES | {_TENSOR.detach_}
@@ -36,10 +34,14 @@ class Recorded(TorchFunctionMode):
     require one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "forward") -> None:
         super().__init__()
+        self.name = name
         self.depth = substrate.level_depth()
         self.leaves: list[torch.Tensor] = []
+        self.aliases: list[torch.Tensor] = []
+        self.sources: list[torch.Tensor] = []
+        self.refused: GradientError | None = None
         self.gradients: dict[int, torch.Tensor | None] = {}
 
         self.inference = torch.is_inference_mode_enabled()
@@ -67,17 +69,39 @@ class Recorded(TorchFunctionMode):
         if func is _TENSOR.detach_:
             return args[0]
         if func in ALIASES:
-            return args[0].view_as(args[0])
+            return self.alias(args[0])
         if func in REQUIRES:
             self.leaves.append(args[0])
             return args[0] if args[0].requires_grad else allowed(func, args, kwargs)
         if func is torch.autograd.grad:
+            self.check_inputs(kwargs["inputs"] if "inputs" in kwargs else args[1])
             return func(*args, **kwargs | {"create_graph": True})
         if func is _TENSOR.backward:
             return self.backward(*args, **kwargs)
         if func == _GRAD and id(args[0]) in self.gradients:
             return self.gradients[id(args[0])]
         return func(*args, **kwargs)
+
+    def alias(self, tensor: torch.Tensor) -> torch.Tensor:
+        """``tensor`` detached, but for the derivative that is asked of the code."""
+        found = tensor.view_as(tensor)
+        self.aliases.append(found)
+        if tensor.requires_grad:
+            self.sources.append(tensor)
+        return found
+
+    def check_inputs(self, inputs: Any) -> None:
+        """Raise GradientError if the engine would not give what it gives without recording.
+
+        A gradient by a tensor that the code did not make would follow what it has detached.
+        """
+        given = [inputs] if isinstance(inputs, _TENSOR) else [*inputs]
+        others = [x for x in given if not among(x, (*self.aliases, *self.leaves))]
+        if any(not x.requires_grad for x in others) or any(
+            reaches(source, others) for source in self.sources if others
+        ):
+            self.refused = saved_as_input(self.name)
+            raise self.refused
 
     def backward(self, tensor: Any, gradient: Any = None, inputs: Any = None, **more: Any) -> None:
         """``tensor.backward(gradient)``; leaves of others get their gradient as ever."""
@@ -90,8 +114,11 @@ class Recorded(TorchFunctionMode):
             before = self.gradients.get(id(leaf))
             self.gradients[id(leaf)] = new if before is None or new is None else before + new
         others = given if given is not None else leaves_between(tensor, self.leaves)
-        others = [x for x in others if not among(x, tuple(self.leaves))]
+        others = [
+            x for x in others if not (among(x, tuple(self.leaves)) or substrate.is_wrapped(x))
+        ]
         if others:
+            self.check_inputs(others)
             tensor.backward(gradient, retain_graph=True, inputs=others)
 
 
@@ -144,6 +171,22 @@ def allowed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         substrate.set_requires_grad_allowed(before)
 
 
+def reaches(tensor: torch.Tensor, ends: list[torch.Tensor]) -> bool:
+    """True if the graph of ``tensor`` reaches one of ``ends``."""
+    if among(tensor, tuple(ends)):
+        return True
+    nodes = {x.grad_fn for x in ends} - {None}
+    seen: set[Any] = {None}
+    waiting: list[Any] = [tensor.grad_fn]
+    for node in waiting:
+        if node in nodes or among(getattr(node, "variable", None), tuple(ends)):
+            return True
+        if node not in seen:
+            seen.add(node)
+            waiting += [following for following, _ in node.next_functions]
+    return False
+
+
 def leaves_between(tensor: torch.Tensor, ends: list[torch.Tensor]) -> list[torch.Tensor]:
     """The leaves that the graph of ``tensor`` reaches other than by way of ``ends``."""
     seen = {x.grad_fn for x in ends} | {None}
@@ -156,59 +199,3 @@ def leaves_between(tensor: torch.Tensor, ends: list[torch.Tensor]) -> list[torch
             found.append(node.variable)
         waiting += [following for following, _ in node.next_functions]
     return found
-
-
-def may_record() -> bool:
-    """True unless a rule runs in a backward pass of plain autograd that builds no graph."""
-    return torch.is_grad_enabled() or substrate.transforms_active()
-
-
-def run_recorded(rules: Any, rule: Callable[..., Any], ctx: Any, args: tuple[Any, ...]) -> Any:
-    """A user's rule where its result may be differentiated; its first call shows what it calls.
-
-    ``rules`` remember it as ``calls_engine``. A saved tensor that the rule makes a leaf may be the
-    caller's own, and is a constant again afterwards.
-    """
-    saved = [x for x in ctx.saved_tensors if x is not None and not substrate.is_wrapped(x)]
-    constants = [x for x in saved if not x.requires_grad]
-    try:
-        return _run_recorded(rules, rule, ctx, args)
-    finally:
-        for x in constants:
-            if x.requires_grad:
-                allowed(_TENSOR.requires_grad_, (x, False), {})
-
-
-def _run_recorded(rules: Any, rule: Callable[..., Any], ctx: Any, args: tuple[Any, ...]) -> Any:
-    if rules.calls_engine is None:
-        try:
-            with Watched() as watched:
-                result = rule(ctx, *args)
-        except EngineCalled:
-            rules.calls_engine = True
-        else:  # it is True by now if a rule that this one calls does
-            rules.calls_engine = bool(rules.calls_engine or watched.off)
-            if not watched.off:
-                return result
-    if not (substrate.transforms_active() or recorded((*ctx.saved_tensors, *args))):
-        return rule(ctx, *args)
-    if substrate.transforms_active() and substrate.top_transform() == GRAD:
-        ctx = lifted(ctx)
-    with Recorded():
-        return rule(ctx, *args)
-
-
-def lifted(ctx: Any) -> Any:
-    """``ctx`` with its tensors as constants of the top level, of which a rule may make leaves."""
-    own = with_saved_read(ctx)
-    own.to_save = tuple([x if x is None else lift(x) for x in own.to_save])
-    for name, value in attributes_of(own).items():
-        if not name.startswith("_fx_"):
-            setattr(own, name, map_tensors(lift, value))
-    return own
-
-
-def lift(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` at the grad level on top."""
-    level = substrate.current_level()
-    return tensor if substrate.level_of(tensor) == level else substrate.wrap_for_grad(tensor, level)
