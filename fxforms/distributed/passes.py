@@ -90,8 +90,7 @@ class BackwardPass:
         """Run what waits for sources that are not needed, once `need` has told which are."""
         with self._lock:
             before = bool(self._begun)
-            for source in self._groups_of.keys() - self._arrived.keys() - (self._needed or set()):
-                self._count_down(source)
+            self._leave_out()
             return self._advance(retain_graph), bool(self._begun) - before
 
     def need(self, message_ids: Sequence[int]) -> list[Source]:
@@ -117,8 +116,15 @@ class BackwardPass:
             for group in self._groups_of.get(source, ()):
                 self._begun[group] = None
             self._count_down(source)
+            if self._needed is not None:  # the pass stood still before it came here
+                self._leave_out()
             fired = self._advance(retain)
             return fired, bool(self._begun) - before
+
+    def _leave_out(self) -> None:
+        """Wait no more for sources that are not needed."""
+        for source in self._groups_of.keys() - self._arrived.keys() - (self._needed or set()):
+            self._count_down(source)
 
     def _count_down(self, source: int) -> None:
         """Note that nothing waits for ``source`` any more."""

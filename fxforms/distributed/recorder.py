@@ -58,7 +58,7 @@ def _without_context(message: Message) -> Message:
 def _refuse_levels(message: Message) -> None:
     """Raise UnsupportedError if a transform that is active follows a tensor."""
     tensors = message.tensors
-    if any_dual(tensors) or any(substrate.level_of(x) >= 0 for x in tensors):
+    if any(substrate.level_of(x) >= 0 for x in tensors) or any_dual(tensors):
         raise UnsupportedError(
             "remote() was called inside a transform with a tensor of it, and a value that stays on "
             "a worker has no part in the transform. Call the function by rpc_sync or by "

@@ -117,7 +117,7 @@ def _hook(
         return None
     positional, named = arguments("rpc_sync", fn, args, kwargs)
     operands = tuple([x for x in _values(positional, named) if isinstance(x, torch.Tensor)])
-    dual = any_dual(operands)
+    dual = not active and any_dual(operands)
     if not (active or dual or (recording and recorded(operands))):
         return None
     call, tensors = _prepared(worker, known_name(fn, "rpc_sync"), positional, named, timeout)

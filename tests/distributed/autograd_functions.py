@@ -240,3 +240,9 @@ def tree_product(x: Tensor, parts: list[Tensor]) -> Tensor:
 def looked_up(table: Tensor, rows: Tensor) -> Tensor:
     """Its gradient is sparse."""
     return torch.nn.functional.embedding(rows, table, sparse=True).sin()
+
+
+@register
+def rref_minus(rref: Any, y: Tensor) -> Tensor:
+    result: Tensor = rref.to_here() - y
+    return result

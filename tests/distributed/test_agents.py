@@ -268,7 +268,7 @@ def test_worker_infos() -> None:
 def test_more_calls_at_once_than_there_are_threads() -> None:
     """Those without one are refused, with the RRefs in them released; the worker serves on."""
     rref = fd.remote("w2", torch.ones, (2,))
-    calls = [fd.rpc_async("w1", rf.sleep, (1.0,)) for _ in range(MAX_THREADS - 8)]
+    calls = [fd.rpc_async("w1", rf.sleep, (4.0,)) for _ in range(MAX_THREADS - 8)]
     calls += [fd.rpc_async("w1", rf.chain, ([], [rref])) for _ in range(200)]
     ended = [call.exception(WAIT) for call in calls]
     refused = [error for error in ended if error is not None]

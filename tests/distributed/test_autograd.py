@@ -133,6 +133,21 @@ def test_results_that_are_not_used_on_many_workers() -> None:
     check(lambda call: unused_deep(call, x), [x])
 
 
+def test_a_result_not_used_of_a_worker_that_is_reached_later() -> None:
+    """The pass stands still here first, and comes to the kept value when it goes on."""
+    x, y = leaf(3), leaf(3)
+    (gx, gy) = torch.autograd.grad(af.smooth(x, y).sin().sin().sum(), [x, y])
+    with fd.context() as context_id:
+        kept = fd.remote("w2", af.smooth, (x, y))
+        fd.rpc_sync("w3", af.rref_product, (kept, y))
+        here = kept.to_here().sin()
+        fd.rpc_sync("w3", torch.exp, (here,))
+        loss = fd.rpc_sync("w1", torch.sin, (here,)).sum()
+        fd.backward(context_id, [loss])
+        found = fd.get_gradients(context_id)
+    torch.testing.assert_close([found[x], found[y]], [gx, gy], rtol=0, atol=0)
+
+
 def test_an_rref_as_argument_and_as_result() -> None:
     x, y = leaf(3), leaf(3)
     (gx, gy) = torch.autograd.grad((af.smooth(x, y) * y.sin()).sum(), [x, y])

@@ -28,6 +28,16 @@ def here(to: str, fn: Any, args: tuple[Any, ...]) -> Any:
     return through_here(*args)
 
 
+def keep(call: Any, to: str, x: Tensor, y: Tensor) -> Any:
+    """A value that stays on a worker."""
+    return x - y if call is here else fd.remote(to, torch.sub, (x, y))
+
+
+def use(call: Any, to: str, kept: Any, y: Tensor) -> Tensor:
+    """What a worker makes of a value that is kept."""
+    return kept - y if call is here else fd.rpc_sync(to, af.rref_minus, (kept, y))
+
+
 def loss(call: Any, seed: int, leaves: list[Tensor]) -> Tensor:
     """Twelve steps, each from two of what is there, and the sum of two of the results.
 
@@ -39,6 +49,11 @@ def loss(call: Any, seed: int, leaves: list[Tensor]) -> Tensor:
         x, y = choose.choice(pool), choose.choice(pool)
         if choose.random() < 0.3:
             pool.append(x * 2 - y)
+            continue
+        if choose.random() < 0.3:
+            kept = keep(call, f"w{choose.randrange(4)}", x, y)
+            pool += [use(call, f"w{choose.randrange(4)}", kept, x) for _ in range(2)]
+            pool.append(kept if call is here else kept.to_here())
             continue
         path = [f"w{choose.randrange(4)}" for _ in range(choose.randrange(4))]
         pool += call(f"w{choose.randrange(4)}", af.bent_through, (path, x, y))

@@ -251,3 +251,21 @@ def test_a_sparse_gradient(how: Function) -> None:
     torch.testing.assert_close(found, expected)
     found = grad(lambda t: far(t, rows).sum())(table.detach())
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("how", [*WAYS, lambda fn: lambda x: fd.rpc_async("w1", fn, (x,)).wait()])
+def test_a_batch_of_dual_tensors(how: Function) -> None:
+    """A vmap inside a jvp, of fxforms or of plain torch."""
+    x, t = numbers(4, 3), numbers(4, 3)
+    far = how(torch.sin)
+    torch.testing.assert_close(jvp(vmap(far), (x,), (t,)), (x.sin(), x.cos() * t))
+    torch.testing.assert_close(
+        jvp(vmap(lambda y: far(y) * far(x[0])), (x,), (t,))[1],
+        x.cos() * t * x[0].sin(),
+    )
+    dual: Any = forward_ad
+    with dual.dual_level():
+        out = dual.unpack_dual(vmap(far)(dual.make_dual(x, t)))
+    torch.testing.assert_close(out.tangent, x.cos() * t)
+    with pytest.raises(UnsupportedError, match="remote"):
+        jvp(vmap(lambda y: fd.remote("w1", torch.sin, (y,)).to_here()), (x,), (t,))
