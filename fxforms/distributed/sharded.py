@@ -76,8 +76,8 @@ def sharded_vmap(
         )
     if isinstance(workers, str) or not isinstance(workers, (Sequence, DeviceMesh)):
         raise ArgumentError(
-            f"sharded_vmap({name_of(f)}): workers is {describe(workers)}, expected a list of names, "
-            "ranks or WorkerInfo, or a DeviceMesh."
+            f"sharded_vmap({name_of(f)}): workers is {describe(workers)}, expected a list of "
+            "names, ranks or WorkerInfo, or a DeviceMesh."
         )
     ranks = workers.mesh.flatten().tolist() if isinstance(workers, DeviceMesh) else list(workers)
     if not ranks:
