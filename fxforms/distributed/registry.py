@@ -35,7 +35,8 @@ def register(fn: _T) -> _T:
         ``fn`` itself.
 
     Raises:
-        ArgumentError: ``fn`` has no name that another process could find.
+        ArgumentError: ``fn`` has no name that another process could find, or that of a function
+            which it is made of, as ``grad(f)`` has that of ``f``.
 
     Example:
         >>> from fxforms import distributed
@@ -49,11 +50,24 @@ def register(fn: _T) -> _T:
             f"register({name_of(fn)}): expected a function or class defined at the top of a "
             f"module, got {describe(fn)}. Workers find it by its module and name; move it there."
         )
+    known = _registered.get(name)
+    if known is not None and known is not fn and (_wraps(fn, known) or _wraps(known, fn)):
+        raise ArgumentError(
+            f"register({name_of(fn)}): {name} is registered already, and one of the two is made of "
+            "the other, so they have one name. Define a function that calls the other one."
+        )
     if isinstance(fn, type) and is_dataclass(fn):
         register_dataclass(fn)
     _registered[name] = fn
     _names[fn] = name
     return fn
+
+
+def _wraps(outer: Any, inner: Any) -> bool:
+    """True if ``outer`` is made of ``inner``, as by ``functools.wraps``."""
+    while outer is not None and outer is not inner:
+        outer = getattr(outer, "__wrapped__", None)
+    return outer is inner
 
 
 def _name_for(fn: Any) -> str | None:

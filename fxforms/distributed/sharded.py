@@ -74,6 +74,11 @@ def sharded_vmap(
             f'sharded_vmap({name_of(f)}, randomness="same"): workers draw their own numbers. Draw '
             "them before the call and pass them as an argument."
         )
+    if isinstance(workers, str) or not isinstance(workers, (Sequence, DeviceMesh)):
+        raise ArgumentError(
+            f"sharded_vmap({name_of(f)}): workers is {describe(workers)}, expected a list of "
+            "names, ranks or WorkerInfo, or a DeviceMesh."
+        )
     ranks = workers.mesh.flatten().tolist() if isinstance(workers, DeviceMesh) else list(workers)
     if not ranks:
         raise ArgumentError(f"sharded_vmap({name_of(f)}): there are no workers.")

@@ -15,6 +15,7 @@ import torch
 from distributed import remote_functions as rf
 from distributed.worlds import ROOT, assert_nothing_held, environment, free_port, until
 
+import fxforms
 from fxforms import distributed as fd
 from fxforms.distributed.pool import Pool
 from fxforms.errors import ArgumentError, RpcTimeoutError
@@ -160,6 +161,22 @@ def test_only_functions_with_a_name_are_registered() -> None:
     for nameless in (lambda: 1, OPTIONS, "f"):
         with pytest.raises(ArgumentError, match="top of a module"):
             fd.register(nameless)
+
+
+def test_two_functions_of_one_name_are_not_registered() -> None:
+    """Workers would run one for the other."""
+    for made in (fxforms.grad(rf.double), fxforms.jit(rf.double)):
+        with pytest.raises(ArgumentError, match="have one name"):
+            fd.register(made)
+    first = fd.register(fxforms.grad(unregistered))
+    with pytest.raises(ArgumentError, match="have one name"):
+        fd.register(unregistered)
+    assert fd.register(first) is first
+    fd.register(fxforms.vmap(unregistered))  # as where its module is run again
+
+
+def unregistered(x: torch.Tensor) -> torch.Tensor:
+    return x
 
 
 def test_arguments_that_are_none() -> None:

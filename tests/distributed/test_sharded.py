@@ -116,6 +116,8 @@ def test_wrong_uses() -> None:
     x = numbers(4)
     for given, said in (
         ({"workers": []}, "no workers"),
+        ({"workers": "w1"}, "expected a list of"),
+        ({"workers": 1}, "expected a list of"),
         ({"workers": WORKERS, "randomness": "same"}, "draw their own"),
         ({"workers": WORKERS, "randomness": "none"}, "randomness must be"),
         ({"workers": WORKERS, "out_dims": None}, "Give it an int"),
