@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 import logging
 import os
-import queue
 import threading
 import time
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -53,9 +52,15 @@ def compile_now(program: Compilable, told: set[str]) -> None:
     try:
         program.executable = backends().compile_graph(program.traced.graph)
     except Exception as error:  # whatever the compiler trips over
-        warn_failed(program.__name__, error, told)
+        if not exiting():  # then it gets no threads any more, and nobody asks for the program
+            warn_failed(program.__name__, error, told)
         return
     program.compiled_in = time.perf_counter() - started
+
+
+def exiting() -> bool:
+    """True while the interpreter waits for the threads that are left."""
+    return not threading.main_thread().is_alive()
 
 
 _NO_COMPILER = "no C++ compiler"
@@ -83,43 +88,51 @@ _lock = Lock()
 
 
 class Worker:
-    """The thread that compiles. A forked child has none, and finds what was waiting."""
+    """The thread that compiles; there is one as long as something waits.
+
+    The interpreter waits for it on exit, for a program that is half compiled: torch's C++ would
+    abort the process. A forked child has no such thread, and finds what was waiting.
+    """
 
     def __init__(self) -> None:
-        self._numbers = itertools.count()
-        self._pending: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._waiting: dict[int, Waiting] = {}
+        self._waiting: deque[Waiting] = deque()
+        self._compiling: Waiting | None = None
         self._thread: threading.Thread | None = None
         os.register_at_fork(after_in_child=self._renew)
 
     def put(self, program: Compilable, told: set[str]) -> None:
         """Compile ``program`` in its turn; not at all if it is dropped before."""
-        number = next(self._numbers)
-        self._waiting[number] = weakref.ref(program), told
-        self._pending.put(number)
         with _lock:
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(
-                    target=self._work, name="fxforms.jit compiler", daemon=True
-                )
+            self._waiting.append((weakref.ref(program), told))
+            if self._thread is None and not exiting():
+                self._thread = threading.Thread(target=self._work, name="fxforms.jit compiler")
                 self._thread.start()
 
     def _renew(self) -> None:
-        self._pending, self._thread = queue.SimpleQueue(), None
-        for number in sorted(self._waiting):
-            self._pending.put(number)
+        self._thread = None
+        if self._compiling is not None:
+            self._waiting.appendleft(self._compiling)
+
+    def _next(self) -> Waiting | None:
+        """What is to be compiled now; None ends the thread."""
+        with _lock:
+            self._compiling = None
+            if self._waiting and not exiting():
+                self._compiling = self._waiting.popleft()
+            else:
+                self._thread = None
+            return self._compiling
 
     def _work(self) -> None:
-        while True:
-            number = self._pending.get()
-            ref, told = self._waiting[number]
+        while (waiting := self._next()) is not None:
+            ref, told = waiting
             program = ref()
             if program is not None:
                 try:
                     compile_now(program, told)
                 except Warning as warning:  # made an error, and nobody waits for this thread
                     logger.warning("%s", warning)
-            del self._waiting[number], program
+            del program
 
 
 _worker = Worker()

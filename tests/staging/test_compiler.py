@@ -62,3 +62,21 @@ def test_a_dropped_function_is_not_compiled() -> None:
     gc.collect()
     g = fxforms.jit(lambda x: x + 2, compile="wait")
     assert torch.equal(g(torch.ones(2)), torch.full((2,), 3.0))
+
+
+EXITS = """
+import torch, fxforms
+f = fxforms.jit(lambda x: (x.sin() * x).exp() * {number})
+x = torch.ones(3)
+f(x), fxforms.jit(fxforms.hessian(lambda x: f(x).sum()))(x)
+print("answered")
+"""
+
+
+def test_a_process_ends_while_something_compiles() -> None:
+    """The number is new, so that nothing of it has been compiled before."""
+    program = EXITS.format(number=1 + time.time())
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "answered\n", "")
