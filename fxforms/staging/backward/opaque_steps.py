@@ -6,6 +6,7 @@ Each runs as the engine runs it, at every pass, so what it reads of the world is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import is_
 from typing import Any
 
 import torch
@@ -40,12 +41,21 @@ def run_function(
     """
     if materialize:
         grads = [zeros_for(i) if g is None else g for g, i in zip(grads, node._input_metadata)]
+    if is_recorded_again(node, saved):
+        return tuple(node._rules.backward_again(node, tuple(grads)))
     ctx = SavedContext(node, saved)
     function = node._forward_cls
     if getattr(function, "boxed_grads_call", False):  # compiled by torch
         return as_tuple(function.backward(ctx, list(grads)))
     rules = getattr(node, "_rules", None) or adopt(function)._rules
     return tuple(rules.run_backward(ctx, tuple(grads)))
+
+
+def is_recorded_again(node: Any, saved: Sequence[Any]) -> bool:
+    """True if ``node`` has residuals to be followed to its inputs: they are its own, not others."""
+    if not torch.is_grad_enabled() or getattr(node, "_fx_operands", None) is None:
+        return False
+    return all(map(is_, saved, node.saved_tensors))
 
 
 def zeros_for(metadata: Any) -> torch.Tensor:
