@@ -259,9 +259,15 @@ def _check_roots(roots: Any) -> None:
 
 
 def _check_root(root: Any, index: int) -> None:
-    if not isinstance(root, torch.Tensor) or root.numel() != 1 or not root.requires_grad:
-        why = " that needs no gradient" if isinstance(root, torch.Tensor) else ""
-        raise ArgumentError(
-            f"backward(roots=...): roots[{index}] is {describe(root)}{why}. Expected a tensor of "
-            "one element that depends on one with requires_grad=True, by calls made in the context."
-        )
+    if not isinstance(root, torch.Tensor):
+        why = ""
+    elif root.numel() != 1:
+        why = f", which has {root.numel()} elements; sum it"
+    elif not root.requires_grad:
+        why = " that needs no gradient"
+    else:
+        return
+    raise ArgumentError(
+        f"backward(roots=...): roots[{index}] is {describe(root)}{why}. Expected a tensor of "
+        "one element that depends on one with requires_grad=True, by calls made in the context."
+    )
