@@ -20,7 +20,7 @@ from fxforms.distributed.commands import (
 from fxforms.distributed.failures import exception_response
 from fxforms.distributed.message import Message, MessageType
 from fxforms.distributed.packing import pack_for
-from fxforms.distributed.registry import operator, registered
+from fxforms.distributed.registry import is_own, operator, registered
 from fxforms.errors import MessageError, RpcError
 
 Handler = Callable[[Any, Origin], RpcCommandBase]
@@ -83,9 +83,15 @@ def _prepare(agent: RpcAgent) -> None:
 
 
 def run_call(command: ScriptCall | PythonCall | ScriptRemoteCall | PythonRemoteCall) -> Any:
-    """What the function that ``command`` names returns, run in the caller's modes."""
+    """What the function that ``command`` names returns.
+
+    It runs in the caller's modes, unless it has no use for them: the default dtype is the whole
+    process's, and a barrier of ``shutdown`` would hold it until the last worker comes.
+    """
     script = isinstance(command, (ScriptCall, ScriptRemoteCall))
     function = operator(command.name) if script else registered(command.name)
+    if is_own(function):
+        return function(*command.args, **command.kwargs)
     with modes.Applied(command.mode):
         return function(*command.args, **command.kwargs)
 

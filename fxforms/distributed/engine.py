@@ -40,7 +40,7 @@ from fxforms.distributed.functions import NO_CONTEXT, edge_of
 from fxforms.distributed.futures import Future
 from fxforms.distributed.message import MessageType
 from fxforms.distributed.passes import BackwardPass, Fired
-from fxforms.distributed.registry import register
+from fxforms.distributed.registry import register_own
 from fxforms.errors import ArgumentError, GradientError, describe
 
 _NOBODY = -1
@@ -166,7 +166,7 @@ def _propagate(command: PropagateGradientsReq, origin: Origin) -> PropagateGradi
     return PropagateGradientsResp(run.answers, run.waiting)
 
 
-@register
+@register_own
 def needed(context_id: int, pass_id: int, message_ids: list[int]) -> list[list[int]]:
     """The send functions, as ``[worker, message id]``, that gradients of these will reach next."""
     context = contexts_of(current_agent()).get(context_id)
@@ -259,9 +259,15 @@ def _check_roots(roots: Any) -> None:
 
 
 def _check_root(root: Any, index: int) -> None:
-    if not isinstance(root, torch.Tensor) or root.numel() != 1 or not root.requires_grad:
-        why = " that needs no gradient" if isinstance(root, torch.Tensor) else ""
-        raise ArgumentError(
-            f"backward(roots=...): roots[{index}] is {describe(root)}{why}. Expected a tensor of "
-            "one element that depends on one with requires_grad=True, by calls made in the context."
-        )
+    if not isinstance(root, torch.Tensor):
+        why = ""
+    elif root.numel() != 1:
+        why = f", which has {root.numel()} elements; sum it"
+    elif not root.requires_grad:
+        why = " that needs no gradient"
+    else:
+        return
+    raise ArgumentError(
+        f"backward(roots=...): roots[{index}] is {describe(root)}{why}. Expected a tensor of "
+        "one element that depends on one with requires_grad=True, by calls made in the context."
+    )

@@ -177,7 +177,12 @@ def layout(start: int, sizes: list[int]) -> tuple[list[int], int]:
 
 
 def restore(spec: TensorSpec, data: torch.Tensor) -> torch.Tensor:
-    """The tensor of ``spec`` on its bytes."""
+    """The tensor of ``spec`` on its bytes.
+
+    Its storage begins with it: `torch.set_rng_state` reads from there, whatever the offset.
+    """
+    if data.storage_offset():
+        data = torch.from_numpy(data.numpy()) if spec.nbytes else data.new_empty(0)
     if spec.dtype is torch.bool:
         data = data != 0  # any other byte is no value of a bool
     try:

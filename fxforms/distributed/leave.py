@@ -9,7 +9,7 @@ from collections.abc import Callable
 from fxforms.distributed.agent import RpcAgent, prepare
 from fxforms.distributed.calls import ask_command, call_command
 from fxforms.distributed.current import current_agent
-from fxforms.distributed.registry import register
+from fxforms.distributed.registry import register_own
 from fxforms.errors import RpcTimeoutError
 
 _POLL = 1.0  # seconds that worker 0 holds a question; a worker asks again
@@ -29,7 +29,7 @@ def _prepare(agent: RpcAgent) -> None:
     agent.state["points"] = _Points()
 
 
-@register
+@register_own
 def arrive(point: str, rank: int) -> bool:
     """Note that worker ``rank`` has come to ``point``; True when all that live have."""
     agent = current_agent()

@@ -15,6 +15,7 @@ _T = TypeVar("_T", bound=Callable[..., Any])
 
 _registered: dict[str, Callable[..., Any]] = {}
 _names: dict[Any, str] = {}
+_own: set[Callable[..., Any]] = set()
 
 # They touch files, or end the process.
 _FORBIDDEN = frozenset({"from_file", "save"})
@@ -61,6 +62,20 @@ def register(fn: _T) -> _T:
     _registered[name] = fn
     _names[fn] = name
     return fn
+
+
+def register_own(fn: _T) -> _T:
+    """`register` a function of this package that runs nothing of the user's.
+
+    The modes of its caller are not applied to it, so it may wait without holding them.
+    """
+    _own.add(fn)
+    return register(fn)
+
+
+def is_own(fn: Callable[..., Any]) -> bool:
+    """True if `register_own` registered ``fn``."""
+    return fn in _own
 
 
 def _wraps(outer: Any, inner: Any) -> bool:

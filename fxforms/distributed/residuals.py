@@ -23,7 +23,7 @@ from fxforms.distributed.current import current_agent
 from fxforms.distributed.frame import dense
 from fxforms.distributed.functions import RECV, as_inputs, edge_of
 from fxforms.distributed.plan import LEAF, following
-from fxforms.distributed.registry import register
+from fxforms.distributed.registry import register, register_own
 from fxforms.distributed.remembered import Remembered
 from fxforms.distributed.repeated_draws import Drawn
 from fxforms.distributed.requests import WorkerInfo
@@ -134,7 +134,7 @@ def _residuals() -> Residuals:
     return found
 
 
-@register
+@register_own
 def release(handles: list[int]) -> None:
     """Drop the graphs of these handles."""
     residuals = _residuals()

@@ -131,7 +131,11 @@ def _mapped(
 
 
 def _pullback(function: FlatFunction, mask: list[bool]) -> FlatFunction:
-    both = gradients(function, mask)
+    def of_copies(*operands: torch.Tensor) -> Tensors:
+        """The function may change its arguments in place, which torch allows no leaf of a graph."""
+        return function(*[x.clone() if moves else x for x, moves in zip(operands, mask)])
+
+    both = gradients(of_copies, mask)
 
     def pullback(*operands: torch.Tensor) -> Tensors:
         _, found = both(operands[: len(mask)], operands[len(mask) :])

@@ -179,6 +179,11 @@ def noisy(x: Tensor) -> Tensor:
 
 
 @register
+def dropped_square(x: Tensor) -> Tensor:
+    return torch.nn.functional.dropout(x, 0.5) * x
+
+
+@register
 def changed_in_place(x: Tensor) -> Tensor:
     return x.mul_(2).sin()
 

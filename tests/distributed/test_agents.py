@@ -230,6 +230,21 @@ def test_the_modes_of_the_caller_go_along() -> None:
     assert fd.rpc_sync("w1", rf.modes) == (True, torch.float32, False)
 
 
+def test_workers_that_wait_for_the_end_hold_no_default_dtype() -> None:
+    """The others have called shutdown, with float32; each asks again about once a second."""
+    assert until(lambda: fd.debug_info()["serving"] == 2)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    end = time.monotonic() + 2.5
+    try:
+        while time.monotonic() < end:
+            assert torch.get_default_dtype() is torch.float64
+            assert fd.rpc_sync("w1", torch.ones, (2,)).dtype is torch.float64
+            time.sleep(0.02)
+    finally:
+        torch.set_default_dtype(before)
+
+
 def test_a_slow_worker() -> None:
     start = time.monotonic()
     with pytest.raises(RpcTimeoutError, match="'w1'"):

@@ -53,6 +53,17 @@ def nothing_kept_on(*names: str) -> bool:
     return not any(count[key] for count in counts for key in ("contexts", "residuals"))
 
 
+def test_a_second_derivative_draws_the_same_numbers(workers: Workers) -> None:
+    """The second derivative is 4 where a number is kept, and the first as much times x."""
+    far, x = fd.remote_function("w1", af.dropped_square), leaf(64)
+    (first,) = torch.autograd.grad(far(x).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    assert set(second.tolist()) == {0.0, 4.0}
+    torch.testing.assert_close(first, second * x)
+    found = hessian(lambda q: far(q).sum())(x.detach())
+    assert set(found.diagonal().tolist()) == {0.0, 4.0}
+
+
 def test_100_calls_of_a_chain_and_from_all_to_all(workers: Workers) -> None:
     x = leaf(5)
     xs = [torch.randint(-8, 9, (3,)).double().requires_grad_() for _ in range(4)]

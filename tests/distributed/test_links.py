@@ -70,6 +70,8 @@ def test_messages_of_any_size(ends: tuple[GlooLink, GlooLink], sizes: tuple[int,
                 arrived = two.receive()
             assert (arrived.id, arrived.payload) == (id, b"payload")
             assert all(map(torch.equal, arrived.tensors, message.tensors))
+            # torch.set_rng_state reads from the start of the storage
+            assert not any(tensor.storage_offset() for tensor in arrived.tensors)
 
 
 def test_a_peer_that_does_not_read_blocks_nobody(ends: tuple[GlooLink, GlooLink]) -> None:

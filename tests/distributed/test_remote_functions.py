@@ -203,6 +203,13 @@ def test_an_argument_that_is_changed_and_one_that_is_not_used() -> None:
     torch.testing.assert_close(
         torch.autograd.grad(remote(af.changed_in_place)(leaf * 1).sum(), leaf)[0], expected
     )
+    g, second = total(remote(af.changed_in_place)), -4 * (2 * x).sin()
+    torch.testing.assert_close(hessian(g)(x), torch.diag(second))
+    torch.testing.assert_close(grad(total(grad(g)))(x), second)
+    torch.testing.assert_close(vmap(hessian(g))(x), second)
+    torch.testing.assert_close(linearize(remote(af.changed_in_place), x)[1](x), expected * x)
+    with fd.context():
+        torch.testing.assert_close(grad(g)(x), expected)
     g_x, g_y = vmap(grad(remote(af.first_alone), BOTH))(x, x)
     torch.testing.assert_close(g_x, torch.full_like(x, 2))
     assert not g_y.any()
