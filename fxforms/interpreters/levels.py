@@ -26,12 +26,12 @@ VMAP = substrate.VMAP
 class grad_level:
     """A reverse-mode level, with recording and ``requires_grad_`` on; entering gives its number."""
 
-    __slots__ = ("_hooks", "_nested", "_saved")
+    __slots__ = ("_hooks", "_is_differentiated", "_saved")
 
     def __enter__(self) -> int:
         self._saved = torch.is_grad_enabled(), substrate.requires_grad_allowed()
-        self._nested = substrate.transforms_active() and GRAD in substrate.level_transforms()
-        if self._nested:
+        self._is_differentiated = differentiated()
+        if self._is_differentiated:
             self._refuse_saved_hooks()
         level = substrate.enter_grad()
         substrate.set_grad_enabled(True)
@@ -40,7 +40,7 @@ class grad_level:
 
     def __exit__(self, *error: object) -> None:
         substrate.exit_grad()
-        if self._nested and self._hooks is None:
+        if self._is_differentiated and self._hooks is None:
             substrate.enable_saved_hooks()
         substrate.set_grad_enabled(self._saved[0])
         substrate.set_requires_grad_allowed(self._saved[1])
@@ -48,13 +48,21 @@ class grad_level:
     def _refuse_saved_hooks(self) -> None:
         """Make saved-tensor hooks an error here: torch runs them without recording.
 
-        What they return would be a constant to the grad level below.
+        What they return would be a constant to the grad or jvp level below.
         """
         if substrate.saved_hooks() is not None:
             raise UnsupportedError(SAVED_HOOKS)
         self._hooks = substrate.saved_hooks_message()
         if self._hooks is None:
             substrate.disable_saved_hooks(SAVED_HOOKS)
+
+
+def differentiated() -> bool:
+    """True if a level that differentiates is on the stack."""
+    if not substrate.transforms_active():
+        return False
+    transforms = substrate.level_transforms()
+    return GRAD in transforms or JVP in transforms
 
 
 class jvp_level:

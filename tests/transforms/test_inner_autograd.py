@@ -150,6 +150,35 @@ def over_plain_autograd() -> Tensor:
         return fxforms.grad(lambda x: (x.sin() * w).sum())(X)
 
 
+def around(run: Callable[[], Any]) -> Any:
+    with torch.autograd.graph.save_on_cpu():
+        return run()
+
+
+FORWARD_OVER_REVERSE: dict[str, Callable[[Callable[[Tensor], Tensor]], Any]] = {
+    "hvp": lambda f: fxforms.hvp(f, (X,), (X,)),
+    "jvp(grad)": lambda f: fxforms.jvp(fxforms.grad(f), (X,), (X,)),
+    "jacfwd(grad)": lambda f: fxforms.jacfwd(fxforms.grad(f))(X),
+    "jacfwd(jacrev)": lambda f: fxforms.jacfwd(fxforms.jacrev(f))(X),
+    "jvp(vjp)": lambda f: fxforms.jvp(lambda x: fxforms.vjp(f, x)[1](X.sum())[0], (X,), (X,)),
+}
+
+
+@pytest.mark.parametrize("program", FORWARD_OVER_REVERSE)
+def test_saved_tensor_hooks_below_a_forward_derivative_are_refused(program: str) -> None:
+    """They would keep the tangent of a jvp level from the gradient."""
+    run, plain = FORWARD_OVER_REVERSE[program], lambda x: (x.sin() * x).sum()
+    for hooked in (lambda: run(copied), lambda: around(lambda: run(plain))):
+        with pytest.raises(UnsupportedError, match="would be a silent zero"):
+            hooked()
+    tangent = fxforms.jvp(fxforms.grad(plain), (X,), (torch.ones_like(X),))[1]
+    assert torch.allclose(tangent, 2 * X.cos() - X * X.sin())
+    with torch.autograd.graph.save_on_cpu():  # first derivatives, of one mode and of the other
+        assert torch.allclose(fxforms.jvp(plain, (X,), (X,))[1], (X.cos() * X + X.sin()) @ X)
+    slope = fxforms.grad(lambda x: fxforms.jvp(copied, (x,), (torch.ones_like(X),))[1])(X)
+    assert torch.allclose(slope, 2 * X.cos() - X * X.sin())
+
+
 @pytest.mark.parametrize("run", [lambda: nested(copied), offloaded, over_plain_autograd])
 def test_saved_tensor_hooks_below_a_second_derivative_are_refused(run: Callable[[], Any]) -> None:
     """torch runs them without recording: the derivative through them would be zero."""
