@@ -85,6 +85,8 @@ _hooks: Any = _autograd
 saved_hooks_message = _hooks._saved_tensors_hooks_get_disabled_error_message
 disable_saved_hooks = _hooks._saved_tensors_hooks_disable
 enable_saved_hooks = _hooks._saved_tensors_hooks_enable
+push_saved_hooks = _hooks._push_saved_tensors_default_hooks
+pop_saved_hooks = _hooks._pop_saved_tensors_default_hooks
 dispatch_modes = _len_torch_dispatch_stack  # how many record or fake operations
 function_modes = _len_torch_function_stack  # how many see calls, as torch.device(...) does
 keeps_graph = _hooks._get_current_graph_task_keep_graph
@@ -192,8 +194,7 @@ def take_batch_dim(tensor: torch.Tensor, level: int, size: int, dim: int) -> tor
 
 set_batched_level = _functorch._maybe_unsafe_set_level
 
-# A level that a tensor of an ended vmap is moved to, so that torch refuses it instead of taking
-# it for a tensor of the next vmap, which gets the same level number.
+# For a tensor of an ended vmap: torch takes it else for one of the next vmap, of the same number.
 ESCAPED_LEVEL = 1 << 20
 
 
@@ -221,8 +222,7 @@ def tangent_of(tensor: torch.Tensor) -> torch.Tensor | None:
 # NOTE [one dual level for all jvp levels]
 # torch has a single forward-mode dual level, of the whole process, and refuses to enter it twice;
 # nested jvp levels share it and keep their tangents apart by their wrappers. torch.func counts its
-# users in a module global without a lock, so two threads can close it under each other. Here the
-# same count is kept, under a lock, so that fxforms, torch.func and several threads can share it.
+# users in a module global. The same count is kept here, under a lock, which several threads need.
 _dual_lock = threading.Lock()
 _owns_dual_level = False
 

@@ -8,6 +8,7 @@ that moved here from ``torch.func`` keeps working.
 from __future__ import annotations
 
 import re
+import traceback
 from typing import Any
 
 import torch
@@ -169,13 +170,10 @@ _POINTER = (
     "NumPy and C code cannot read a tensor that a transform follows. Put them into forward of an "
     "fxforms.Function, which gets plain tensors. (allow_mutation_on_saved_tensors is such code.)"
 )
-_DATA = (
-    "Write x.detach() in place of x.data. If there are saved-tensor hooks (saved_tensors_hooks, "
-    "save_on_cpu), under vmap unpack must return what pack returned: compute in pack alone."
-)
+_DATA = "Under vmap, write x.detach() in place of x.data."
 UNPACK = (
-    "Under vmap the unpack hook of saved_tensors_hooks must return what pack returned: torch takes "
-    "the data of anything else. Compute in pack alone."
+    "Under vmap the unpack hook of saved_tensors_hooks must return what pack returned, which that "
+    "of save_on_cpu does not: torch takes the data of anything else. Compute in pack alone."
 )
 TURNED_OFF = (
     "requires_grad_(False) inside the function turned the derivative by its argument off. Write "
@@ -228,4 +226,14 @@ def translate(error: RuntimeError, where: str) -> None:
     text = str(error)
     for fragment, kind, advice in _KNOWN:
         if fragment in text:
+            if advice == _DATA and _from_engine(error):
+                advice = UNPACK
             raise kind(f"{where}: {_seen(kind, text)}{advice}") from error
+
+
+def _from_engine(error: BaseException) -> bool:
+    """True if ``error`` comes from the autograd engine itself, not from Python that it runs."""
+    last = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        last = frame.f_code.co_name
+    return last == "run_backward"

@@ -33,7 +33,7 @@ from fxforms.functions.inline import (
 )
 from fxforms.functions.loop import Unmappable
 from fxforms.functions.opaque import ValueNeeded
-from fxforms.functions.packed import Packing, has_trees, holds_tensor
+from fxforms.functions.packed import GIVEN, RETURNED, Packing, has_trees, holds_tensor
 from fxforms.functions.presented import presented
 from fxforms.functions.recorded import Call
 from fxforms.functions.rules import FunctionRules
@@ -91,7 +91,7 @@ def enter(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
         return enter_plain(rules, operands)
     if rules.closing:
         check_closures(rules.__name__, rules.closing)
-    if rules.packs is not False or has_trees(operands):
+    if rules.packs is not False or has_trees(operands, GIVEN):
         return enter_packed(rules, operands)
     if rules.maps(operands):
         try:
@@ -142,7 +142,7 @@ def enter_flat(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
     except ContainerFound as found:
         rules.packs = True
         return enter_packed(rules, operands, found)
-    if isinstance(output, torch.Tensor) or not has_trees(as_tuple(output)):
+    if isinstance(output, torch.Tensor) or not has_trees(as_tuple(output), RETURNED):
         return output
     return enter_again(rules, operands, versions != substrate.versions(operands))
 
@@ -157,7 +157,7 @@ def enter_plain(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
             operand = substrate.unwrap_if_dead(operand)
             if not operand.is_inference():
                 versions.append((operand, operand._version))
-        elif not is_atom(operand) and holds_tensor(operand):
+        elif not is_atom(operand) and holds_tensor(operand, GIVEN):
             return enter_packed(rules, operands)
         given.append(operand)
     if rules.splits_always and rules.splits:
@@ -169,7 +169,7 @@ def enter_plain(rules: FunctionRules, operands: tuple[Any, ...]) -> Any:
     except ContainerFound as found:
         rules.packs = True
         return enter_packed(rules, operands, found)
-    if isinstance(output, torch.Tensor) or not has_trees(as_tuple(output)):
+    if isinstance(output, torch.Tensor) or not has_trees(as_tuple(output), RETURNED):
         return output
     return enter_again(rules, operands, any(x._version != before for x, before in versions))
 

@@ -14,7 +14,7 @@ import torch
 from fxforms import _substrate as substrate
 from fxforms.functions.context import as_tuple, attributes_of
 from fxforms.functions.contract import Rules
-from fxforms.functions.packed import has_trees
+from fxforms.functions.packed import RETURNED, has_trees
 from fxforms.functions.plain_residuals import keeps_residuals, remember, sources_of
 from fxforms.functions.residuals import Noted
 from fxforms.functions.single_level import carrier_class, context_class
@@ -89,7 +89,7 @@ def looking_class(rules: Rules, carrier: Any, kept: list[bool], dirty: list[bool
     def forward(*args: Any) -> Any:
         with noted:
             output = carrier.forward(*args)
-        if not isinstance(output, torch.Tensor) and has_trees(as_tuple(output)):
+        if not isinstance(output, torch.Tensor) and has_trees(as_tuple(output), RETURNED):
             raise ContainerFound(output, args[0] if rules.combined else None)
         if rules.combined:
             look(args[0], args[1:], output)

@@ -19,30 +19,33 @@ from fxforms.functions.contract import Rules
 from fxforms.functions.once import once_differentiable
 from fxforms.interpreters.vmap import check_pair
 
+GIVEN, RETURNED = "was given", "returned"
 
-def has_trees(values: tuple[Any, ...]) -> bool:
-    """True if one of ``values`` is a container with a tensor in it."""
+
+def has_trees(values: tuple[Any, ...], what: str) -> bool:
+    """True if one of ``values``, which a Function ``what``, is a container of tensors."""
     for value in values:
-        if not (is_atom(value) or isinstance(value, torch.Tensor)) and holds_tensor(value):
+        if not (is_atom(value) or isinstance(value, torch.Tensor)) and holds_tensor(value, what):
             return True
     return False
 
 
-def holds_tensor(value: Any) -> bool:
+def holds_tensor(value: Any, what: str) -> bool:
     """True if ``value``, no tensor itself, is a pytree with a tensor in it."""
     leaves = flatten(value)[0]
-    refuse_unknown(leaves)
+    refuse_unknown(leaves, what)
     return any(isinstance(leaf, torch.Tensor) for leaf in leaves)
 
 
-def refuse_unknown(leaves: list[Any]) -> None:
+def refuse_unknown(leaves: list[Any], what: str) -> None:
     """Raise StructureError for a dataclass of tensors that torch does not know as a pytree."""
     for leaf in leaves:
-        if dataclasses.is_dataclass(leaf) and any(
-            isinstance(x, torch.Tensor) for x in vars(leaf).values()
-        ):
+        if is_atom(leaf) or isinstance(leaf, type) or not dataclasses.is_dataclass(leaf):
+            continue
+        fields = [getattr(leaf, field.name, None) for field in dataclasses.fields(leaf)]
+        if any(isinstance(x, torch.Tensor) for x in flatten(fields)[0]):
             raise StructureError(
-                f"A Function was given a {type(leaf).__name__}, a dataclass of tensors that torch "
+                f"A Function {what} a {type(leaf).__name__}, a dataclass of tensors that torch "
                 f"does not know as a pytree. Register it: "
                 f"torch.utils._pytree.register_dataclass({type(leaf).__name__})."
             )
@@ -61,7 +64,7 @@ class Packing:
         """The packing of ``args`` and their leaves."""
         pairs = [flatten(arg) for arg in args]
         for flat, _ in pairs:
-            refuse_unknown(flat)
+            refuse_unknown(flat, GIVEN)
         return cls([spec for _, spec in pairs]), [leaf for flat, _ in pairs for leaf in flat]
 
     def take_ready(self) -> Any:
@@ -80,6 +83,7 @@ class Packing:
     def pack_output(self, output: Any) -> tuple[Any, ...]:
         """The leaves of ``output``, whose structure is recorded."""
         flat, self.out_spec = flatten(output)
+        refuse_unknown(flat, RETURNED)
         return tuple(flat)
 
     def output(self, flat: tuple[Any, ...]) -> Any:

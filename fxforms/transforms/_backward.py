@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from fxforms import _substrate as substrate
-from fxforms.errors import TURNED_OFF
+from fxforms.errors import SAVED_HOOKS, TURNED_OFF, UnsupportedError
+from fxforms.interpreters import below_all_levels
 from fxforms.interpreters.levels import JVP
 
 
@@ -38,6 +39,20 @@ def backward(
         if gradient.requires_grad:
             return settled(found, pairs)
     return found
+
+
+def check_saved_hooks(values: Sequence[torch.Tensor]) -> None:
+    """Raise UnsupportedError if hooks hide from autograd outside a derivative of ``values``.
+
+    They run without recording, so the term that goes through what a level has saved is lost.
+    """
+    if substrate.saved_hooks() is None:
+        return
+    with below_all_levels():
+        for value in map(substrate.physical, values):
+            tangent = substrate.tangent_of(value) if substrate.dual_level_open() else None
+            if value.requires_grad or tangent is not None:
+                raise UnsupportedError(SAVED_HOOKS)
 
 
 def settled(

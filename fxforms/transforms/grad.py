@@ -8,17 +8,10 @@ from typing import Any
 import torch
 
 from fxforms import _substrate as substrate
-from fxforms.errors import (
-    SAVED_HOOKS,
-    OutputError,
-    UnsupportedError,
-    describe,
-    name_of,
-    translate,
-)
+from fxforms.errors import OutputError, describe, name_of, translate
 from fxforms.interpreters import below_all_levels, grad_level
 from fxforms.transforms._arguments import Argnums, Leaves, split_aux, unwrap_all, wrap_all
-from fxforms.transforms._backward import backward
+from fxforms.transforms._backward import backward, check_saved_hooks
 from fxforms.transforms._wrapper import transformed
 
 
@@ -60,8 +53,7 @@ def evaluate(
             check_scalar(output, api, func)
             output = substrate.unwrap_if_dead(output)
             value = substrate.unwrap_for_grad(output, level)
-            if value.requires_grad and substrate.saved_hooks() is not None:
-                raise UnsupportedError(SAVED_HOOKS)
+            check_saved_hooks([value])
             if has_aux:
                 aux = unwrap_all(aux, level)
         with below_all_levels():

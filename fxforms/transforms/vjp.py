@@ -18,7 +18,7 @@ from fxforms.transforms._arguments import (
     split_aux,
     unwrap_all,
 )
-from fxforms.transforms._backward import backward
+from fxforms.transforms._backward import backward, check_saved_hooks
 from fxforms.transforms._wrapper import eager
 
 
@@ -129,13 +129,14 @@ def pull(
             flat, spec = flatten(output)
             check_outputs(flat, output, api, func)
             flat = [substrate.unwrap_if_dead(x) for x in flat]
-            value = spec.unflatten([substrate.unwrap_for_grad(x, level) for x in flat])
+            values = [substrate.unwrap_for_grad(x, level) for x in flat]
+            check_saved_hooks(values)
             if has_aux:
                 aux = unwrap_all(aux, level)
     except RuntimeError as error:
         translate(error, f"{api}({name_of(func)})")
         raise
-    return value, Pullback(func, flat, spec, leaves, api), aux
+    return spec.unflatten(values), Pullback(func, flat, spec, leaves, api), aux
 
 
 @eager

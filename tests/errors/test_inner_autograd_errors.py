@@ -241,9 +241,29 @@ y.register_hook.""",
         self.check(
             lambda: fxforms.vmap(fxforms.grad(offloaded))(BATCH),
             """\
-UnsupportedError: grad(offloaded): Write x.detach() in place of x.data. If there
-are saved-tensor hooks (saved_tensors_hooks, save_on_cpu), under vmap unpack
-must return what pack returned: compute in pack alone.""",
+UnsupportedError: grad(offloaded): Under vmap the unpack hook of
+saved_tensors_hooks must return what pack returned, which that of save_on_cpu
+does not: torch takes the data of anything else. Compute in pack alone.""",
+        )
+
+    def test_data_in_vmap(self) -> None:
+        self.check(
+            lambda: fxforms.vmap(lambda x: x.data)(BATCH),
+            """\
+UnsupportedError: vmap(<lambda>): Under vmap, write x.detach() in place of
+x.data.""",
+        )
+
+    def test_data_in_a_hook_in_vmap_of_grad(self) -> None:
+        def read(x: Tensor) -> Tensor:
+            y = x.sin()
+            y.register_hook(lambda g: g.data)
+            return (y * x).sum()
+
+        self.check(
+            lambda: fxforms.vmap(fxforms.grad(read))(BATCH),
+            """\
+UnsupportedError: grad(read): Under vmap, write x.detach() in place of x.data.""",
         )
 
 

@@ -15,7 +15,6 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from unary import PROGRAMS, check, rows
 
 import fxforms
-from fxforms.errors import UnsupportedError
 
 reentrant_or_not = pytest.mark.parametrize("reentrant", [True, False])
 
@@ -153,14 +152,88 @@ def test_nothing_is_kept_for_a_backward_outside() -> None:
     assert len(saved) - plain <= 1  # the input
 
 
-def test_a_transform_inside_a_block() -> None:
+def total(x: Tensor) -> Tensor:
+    return block(x).sum()
+
+
+WITHIN: dict[str, tuple[Any, int]] = {  # a transform, and the order of the derivative it takes
+    "grad": (fxforms.grad(total), 1),
+    "vjp": (lambda x: fxforms.vjp(block, x)[1](torch.ones_like(x))[0], 1),
+    "jvp": (lambda x: fxforms.jvp(block, (x,), (torch.ones_like(x),))[1], 1),
+    "jacrev": (lambda x: fxforms.jacrev(block)(x).sum(0), 1),
+    "linearize": (lambda x: fxforms.linearize(block, x)[1](torch.ones_like(x)), 1),
+    "vmap(grad)": (fxforms.vmap(fxforms.grad(block)), 1),
+    "hvp": (lambda x: fxforms.hvp(total, (x,), (torch.ones_like(x),))[1][0], 2),
+    "hessian": (lambda x: fxforms.hessian(total)(x).sum(0), 2),
+    "jacfwd(jacrev)": (lambda x: fxforms.jacfwd(fxforms.jacrev(total))(x).sum(0), 2),
+    "grad(grad)": (fxforms.grad(lambda x: fxforms.grad(total)(x).sum()), 2),
+    "Function": (lambda x: fxforms.grad(lambda x: (Sine.apply(x) * x.exp()).sum())(x), 1),
+}
+
+
+def derivative(x: Tensor, order: int) -> Tensor:
+    """Of ``block``, whose derivatives are ``exp(x) * sqrt(2)**order * sin(x + order * pi / 4)``."""
+    return x.exp() * 2 ** (order / 2) * (x + order * torch.pi / 4).sin()
+
+
+@reentrant_or_not
+@pytest.mark.parametrize("name", WITHIN)
+def test_a_transform_inside_a_block(name: str, reentrant: bool) -> None:
+    inner, order = WITHIN[name]
     x = vec(3).requires_grad_()
-    inner = lambda x: fxforms.grad(lambda x: block(x).sum())(x)  # noqa: E731
-    y = checkpoint(inner, x, use_reentrant=True)
-    y.sum().backward()
-    assert_close(x.grad, (2 * x.exp() * x.cos()).detach())
-    with pytest.raises(UnsupportedError, match="hooks"):
-        checkpoint(inner, x, use_reentrant=False)
+    y = checkpoint(lambda x: inner(x.sin()) * x, x, use_reentrant=reentrant) + x
+    sine = x.detach().sin()
+    assert_close(y.detach(), (derivative(sine, order) * x + x).detach())
+    slope = derivative(sine, order + 1) * x.cos() * x + derivative(sine, order) + 1
+    if reentrant:
+        y.sum().backward()
+        assert_close(x.grad, slope.detach())
+        return
+    (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    assert_close(first.detach(), slope.detach())
+    (second,) = torch.autograd.grad(first.sum(), x)
+    expected = (
+        derivative(sine, order + 2) * x.cos() ** 2 * x - derivative(sine, order + 1) * sine * x
+    )
+    assert_close(second, (expected + 2 * derivative(sine, order + 1) * x.cos()).detach())
+
+
+@pytest.mark.parametrize("name", WITHIN)
+def test_a_transform_inside_a_block_that_nothing_differentiates(name: str) -> None:
+    inner, order = WITHIN[name]
+    x = vec(3)
+    assert_close(checkpoint(inner, x, use_reentrant=False), derivative(x, order))
+
+
+def test_a_block_and_what_surrounds_it_keep_their_hooks() -> None:
+    """The hooks are off within the transform alone, also where it raises."""
+    x, packed = vec(3).requires_grad_(), []
+
+    def inner(x: Tensor) -> Tensor:
+        with pytest.raises(ZeroDivisionError):
+            fxforms.grad(lambda x: x.sum() / (1 // 0))(x)
+        return fxforms.grad(total)(x).exp()
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+        y = checkpoint(lambda x: checkpoint(inner, x, use_reentrant=False), x, use_reentrant=False)
+        before = len(packed)
+        y.sin()
+    assert len(packed) == before + 1
+    assert all(not fxforms._substrate.is_wrapped(t) for t in packed)
+    expected = derivative(x, 2) * derivative(x, 1).exp()
+    assert_close(torch.autograd.grad(y.sum(), x)[0], expected.detach())
+
+
+@reentrant_or_not
+def test_a_block_with_a_transform_runs_twice(reentrant: bool) -> None:
+    calls = []
+
+    def inner(x: Tensor) -> Tensor:
+        calls.append(1)
+        return fxforms.grad(total)(x.sin())
+
+    checkpoint(inner, vec(3).requires_grad_(), use_reentrant=reentrant).sum().backward()
+    assert len(calls) == 2
 
 
 def test_a_vmap_inside_a_block() -> None:
