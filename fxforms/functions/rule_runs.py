@@ -111,6 +111,7 @@ def _run_plain(
 def lifted(ctx: Any) -> Any:
     """``ctx`` with its tensors as leaves of the top level, by which a rule may ask the engine."""
     own = with_saved_read(ctx)
+    own._fx_unlifted = ctx
     own.to_save = tuple([x if x is None else lift(x) for x in own.to_save])
     for name, value in attributes_of(own).items():
         if not name.startswith("_fx_"):

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.testing import assert_close
 from unary import Op, function
 
+import fxforms
 from fxforms.errors import GradientError
 
 
@@ -197,7 +198,13 @@ def in_a_function(ctx: Any, x: Tensor) -> Tensor:
     return x.sin()
 
 
-@pytest.mark.parametrize("forward", [in_an_object, in_a_function])
+def in_a_pullback(ctx: Any, x: Tensor) -> Tensor:
+    output, pull = fxforms.vjp(torch.sin, x)
+    ctx.kept = lambda g: pull(g)[0]
+    return output  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("forward", [in_an_object, in_a_function, in_a_pullback])
 def test_a_residual_out_of_sight(forward: Any) -> None:
     """What a level would not see, the second run of ``forward`` gives anew."""
 
