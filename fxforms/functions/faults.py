@@ -15,6 +15,7 @@ _ENGINE = (
     "does not require grad and does not have a grad_fn",
     "torch.utils.checkpoint is incompatible",
 )
+_UNUSED = "appears to not have been used in the graph"
 _CALLS = (
     "calls the autograd engine by torch.autograd.backward, through a reentrant checkpoint, or on a "
     "graph that forward kept"
@@ -84,6 +85,12 @@ def refuse_opaque(name: str, error: RuntimeError) -> None:
     It still counts as unmappable: a vmap level around it may run the rule on one sample.
     """
     text = str(error.__cause__ or error)
+    if _UNUSED in text and not isinstance(error, GradientError):
+        raise GradientError(
+            f"{name}: a derivative rule asks torch.autograd.grad for a gradient by a tensor that "
+            f"is not in the graph. A graph that forward keeps on ctx is not there once a level has "
+            f"ended. {_GRAD}"
+        ) from error
     by_engine = any(mark in text for mark in _ENGINE)
     if isinstance(error, (GradientError, ValueNeeded)) or not (by_engine or is_unmappable(error)):
         return

@@ -61,7 +61,8 @@ def _run_recorded(
             if not watched.off:
                 return result
         restore(ctx, kept)
-    if not (substrate.transforms_active() or recorded((*ctx.saved_tensors, *args))):
+    given = (*ctx.saved_tensors, *flatten(attributes_of(ctx))[0], *args)
+    if not (substrate.transforms_active() or recorded(given)):
         return _run_plain(rule, ctx, args, kept)
     if substrate.transforms_active() and substrate.top_transform() == GRAD:
         ctx = lifted(ctx)

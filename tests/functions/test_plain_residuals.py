@@ -214,3 +214,25 @@ def test_a_residual_out_of_sight(forward: Any) -> None:
     op, x = function("Sine", forward=forward, backward=backward).apply, vec(3).requires_grad_()
     for _ in range(2):
         assert_close(derivatives(op, x), derivatives(torch.sin, x))
+
+
+@pytest.mark.filterwarnings("ignore::fxforms.UnmappableWarning")
+def test_a_graph_that_forward_keeps() -> None:
+    """Plain autograd goes through it a second time; a transform has no such graph."""
+
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            ctx.leaf = x.detach().requires_grad_()
+            ctx.output = ctx.leaf.sin()
+        return ctx.output.detach()  # type: ignore[no-any-return]
+
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return torch.autograd.grad(ctx.output, ctx.leaf, g, retain_graph=True)[0]
+
+    op = function("Kept", forward=forward, backward=backward).apply
+    x = vec(3).requires_grad_()
+    for _ in range(2):
+        assert_close(derivatives(op, x), derivatives(torch.sin, x))
+    output = fxforms.vmap(op)(torch.stack([x, x])).sum()
+    with pytest.raises(GradientError, match=r"Kept: .* not in the graph.* Build the graph"):
+        torch.autograd.grad(output, x)
