@@ -27,6 +27,20 @@ _GRAD = (
 )
 _TORCH = "Write the rule in torch, or as a Function of its own; for forward mode give a jvp rule."
 
+_FAULTS = (
+    (_ENGINE, _CALLS, _GRAD),
+    (
+        ("is not possible because there exists a Tensor",),
+        "fills a tensor of its own in place that has no batch",
+        "Build it by torch.cat, torch.stack or torch.nn.functional.pad in place of torch.zeros(3).",
+    ),
+    (
+        ("doesn't work on out= or view ops", "don't support automatic differentiation"),
+        "writes by out=, or calls what torch can neither map nor differentiate",
+        "Write y = torch.cos(x) in place of torch.cos(x, out=y).",
+    ),
+)
+
 
 def no_vmap_rule(name: str) -> RuleError:
     """The error for a Function whose author wants no derived vmap rule."""
@@ -84,17 +98,19 @@ def refuse_opaque(name: str, error: RuntimeError) -> None:
 
     It still counts as unmappable: a vmap level around it may run the rule on one sample.
     """
+    if isinstance(error, (GradientError, ValueNeeded)):
+        return
     text = str(error.__cause__ or error)
-    if _UNUSED in text and not isinstance(error, GradientError):
+    if _UNUSED in text:
         raise GradientError(
             f"{name}: a derivative rule asks torch.autograd.grad for a gradient by a tensor that "
             f"is not in the graph. A graph that forward keeps on ctx is not there once a level has "
             f"ended. {_GRAD}"
         ) from error
-    by_engine = any(mark in text for mark in _ENGINE)
-    if isinstance(error, (GradientError, ValueNeeded)) or not (by_engine or is_unmappable(error)):
+    found = [(what, way) for marks, what, way in _FAULTS if any(mark in text for mark in marks)]
+    if not (found or is_unmappable(error)):
         return
-    what, way = (_CALLS, _GRAD) if by_engine else (_LEAVES, _TORCH)
+    what, way = found[0] if found else (_LEAVES, _TORCH)
     fault = GradientError(
         f"{name}: a derivative rule {what}, and its own derivative is asked for: a second "
         f"derivative, or forward mode from backward. {way}"

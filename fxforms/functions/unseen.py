@@ -38,6 +38,7 @@ _UNMAPPABLE = (
     "does not require grad and does not have a grad_fn",  # after requires_grad_() on a batch
     "accessing `data` under vmap",
     "Can't detach views in-place",
+    "doesn't work on out= or view ops",
     "is not possible because there exists a Tensor",  # it fills a tensor of its own in place
 )
 Check = Callable[[tuple[Any, ...]], None]
