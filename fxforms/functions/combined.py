@@ -216,7 +216,8 @@ def followed(rules: Rules, ctx: Any, values: Sequence[Any]) -> list[Any]:
             if name != VALUES or again.left_torch:
                 raise out_of_sight(rules.__name__, name)
 
-    return follow(values, ctx.saved_tensors[len(call.refs) :], check)
+    sources = (getattr(ctx, "_fx_unlifted", None) or ctx).saved_tensors
+    return follow(values, sources[len(call.refs) :], check)
 
 
 def any_given(cotangents: tuple[Any, ...]) -> bool:

@@ -115,6 +115,7 @@ class RuleContext:
 
     _fx_lowered = False
     _fx_plain = False  # a rule mapped for a graph of plain autograd
+    _fx_unlifted: Any = None  # the ctx whose tensors this one has as leaves of a level
     _fx_input_likes: tuple[Any, ...] = ()
     _fx_samples: tuple[int, Callable[..., RuleContext]] | None = None
     to_save: tuple[torch.Tensor | None, ...] = ()

@@ -15,6 +15,7 @@ _ENGINE = (
     "does not require grad and does not have a grad_fn",
     "torch.utils.checkpoint is incompatible",
 )
+_UNUSED = "appears to not have been used in the graph"
 _CALLS = (
     "calls the autograd engine by torch.autograd.backward, through a reentrant checkpoint, or on a "
     "graph that forward kept"
@@ -25,6 +26,20 @@ _GRAD = (
     "in a checkpoint; it gives the same numbers and can be differentiated."
 )
 _TORCH = "Write the rule in torch, or as a Function of its own; for forward mode give a jvp rule."
+
+_FAULTS = (
+    (_ENGINE, _CALLS, _GRAD),
+    (
+        ("is not possible because there exists a Tensor",),
+        "fills a tensor of its own in place that has no batch",
+        "Build it by torch.cat, torch.stack or torch.nn.functional.pad in place of torch.zeros(3).",
+    ),
+    (
+        ("doesn't work on out= or view ops", "don't support automatic differentiation"),
+        "writes by out=, or calls what torch can neither map nor differentiate",
+        "Write y = torch.cos(x) in place of torch.cos(x, out=y).",
+    ),
+)
 
 
 def no_vmap_rule(name: str) -> RuleError:
@@ -83,11 +98,19 @@ def refuse_opaque(name: str, error: RuntimeError) -> None:
 
     It still counts as unmappable: a vmap level around it may run the rule on one sample.
     """
-    text = str(error.__cause__ or error)
-    by_engine = any(mark in text for mark in _ENGINE)
-    if isinstance(error, (GradientError, ValueNeeded)) or not (by_engine or is_unmappable(error)):
+    if isinstance(error, (GradientError, ValueNeeded)):
         return
-    what, way = (_CALLS, _GRAD) if by_engine else (_LEAVES, _TORCH)
+    text = str(error.__cause__ or error)
+    if _UNUSED in text:
+        raise GradientError(
+            f"{name}: a derivative rule asks torch.autograd.grad for a gradient by a tensor that "
+            f"is not in the graph. A graph that forward keeps on ctx is not there once a level has "
+            f"ended. {_GRAD}"
+        ) from error
+    found = [(what, way) for marks, what, way in _FAULTS if any(mark in text for mark in marks)]
+    if not (found or is_unmappable(error)):
+        return
+    what, way = found[0] if found else (_LEAVES, _TORCH)
     fault = GradientError(
         f"{name}: a derivative rule {what}, and its own derivative is asked for: a second "
         f"derivative, or forward mode from backward. {way}"

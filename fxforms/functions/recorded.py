@@ -17,6 +17,9 @@ from fxforms.functions.derive import Like
 from fxforms.functions.draws import drew
 from fxforms.functions.unseen import first_hidden, follows, opaque_leaves
 
+_STORAGES = (torch.UntypedStorage, torch.TypedStorage)
+_VALUES = (float, complex, np.ndarray, np.number, memoryview, bytes, bytearray, *_STORAGES)
+
 
 class Ref:
     """A tensor on ``ctx``, by its position among inputs, outputs and residuals in that order."""
@@ -204,8 +207,7 @@ def apart(output: Any, operands: tuple[Any, ...], dirty: tuple[torch.Tensor, ...
 
 def holds_values(attributes: dict[str, Any]) -> bool:
     """True if there are numbers or arrays in ``attributes``."""
-    kinds = (float, complex, np.ndarray, np.number)
-    return any(isinstance(leaf, kinds) for leaf in leaves(attributes))
+    return any(isinstance(leaf, _VALUES) for leaf in leaves(attributes))
 
 
 def differs(a: dict[str, Any], b: dict[str, Any]) -> bool:

@@ -28,6 +28,8 @@ _LEAVES_TORCH = frozenset(
         torch.Tensor.tolist,
         torch.Tensor.__float__,
         torch.Tensor.data_ptr,
+        torch.Tensor.storage,
+        torch.Tensor.untyped_storage,
     }
 )
 _CUTS = CUTS | REQUIRES | ENGINE

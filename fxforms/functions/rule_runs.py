@@ -61,7 +61,8 @@ def _run_recorded(
             if not watched.off:
                 return result
         restore(ctx, kept)
-    if not (substrate.transforms_active() or recorded((*ctx.saved_tensors, *args))):
+    given = (*ctx.saved_tensors, *flatten(attributes_of(ctx))[0], *args)
+    if not (substrate.transforms_active() or recorded(given)):
         return _run_plain(rule, ctx, args, kept)
     if substrate.transforms_active() and substrate.top_transform() == GRAD:
         ctx = lifted(ctx)
@@ -111,6 +112,7 @@ def _run_plain(
 def lifted(ctx: Any) -> Any:
     """``ctx`` with its tensors as leaves of the top level, by which a rule may ask the engine."""
     own = with_saved_read(ctx)
+    own._fx_unlifted = ctx
     own.to_save = tuple([x if x is None else lift(x) for x in own.to_save])
     for name, value in attributes_of(own).items():
         if not name.startswith("_fx_"):

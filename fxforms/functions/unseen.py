@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 
 from fxforms import _substrate as substrate
@@ -28,6 +29,7 @@ from fxforms.interpreters import vmap_level
 # storage, Python control flow and indexing for a value or a shape.
 _UNMAPPABLE = (
     "Cannot access data pointer of Tensor",
+    "Cannot access storage of",
     "Can't call numpy() on Tensor that requires grad",
     "calling .item() on a Tensor",
     "Tensor in some data-dependent control flow",
@@ -36,6 +38,7 @@ _UNMAPPABLE = (
     "does not require grad and does not have a grad_fn",  # after requires_grad_() on a batch
     "accessing `data` under vmap",
     "Can't detach views in-place",
+    "doesn't work on out= or view ops",
     "is not possible because there exists a Tensor",  # it fills a tensor of its own in place
 )
 Check = Callable[[tuple[Any, ...]], None]
@@ -50,6 +53,9 @@ def hidden_tensors(value: Any) -> Iterator[torch.Tensor]:
         found = waiting.popleft()
         if isinstance(found, torch.Tensor):
             yield found
+            value = substrate.unwrap_if_dead(found)
+            if value is not found:  # a pullback holds those of a level that ended
+                yield value
             continue
         for held in _referents(found):
             if id(held) not in seen and not isinstance(held, _CLOSED):
@@ -59,6 +65,8 @@ def hidden_tensors(value: Any) -> Iterator[torch.Tensor]:
 
 def _referents(value: Any) -> Sequence[Any]:
     """What ``value`` holds; of a function its closure and defaults, not the globals."""
+    if isinstance(value, np.ndarray):
+        return value.ravel().tolist() if value.dtype == object else ()
     if not isinstance(value, FunctionType):
         return gc.get_referents(value)
     return [*closed_over(value), value.__defaults__, value.__kwdefaults__]

@@ -214,31 +214,7 @@ RIGHT: dict[str, tuple[Op, Op]] = {
 }
 
 
-class _Box:
-    """An object that no pytree opens."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-
-
-def _in_inference_mode(x: Tensor) -> Tensor:
-    with torch.inference_mode():
-        cosine = x.cos()
-    return cosine.clone()
-
-
 # Keeps a cosine where fxforms does not find it, or not how it was made; and how to find it.
-HIDDEN_BY: dict[str, tuple[Any, Any]] = {
-    "an object": (lambda x: _Box(x.cos()), lambda ctx: ctx.kept.tensor),
-    "a closure": (lambda x: (lambda c: lambda: c)(x.cos()), lambda ctx: ctx.kept()),
-    "a set": (lambda x: {x.cos()}, lambda ctx: next(iter(ctx.kept))),
-    "inference mode": (_in_inference_mode, lambda ctx: ctx.kept),
-}
-HIDDEN: dict[str, Op] = {
-    name: sine(setter(keep), find, "Hidden") for name, (keep, find) in HIDDEN_BY.items()
-}
-
-
 def _opaque(keep: Any, find: Any) -> tuple[Op, Op]:
     return sine(setter(keep), find, "Opaque"), torch.sin
 
@@ -257,6 +233,7 @@ def _branch(x: Tensor) -> Tensor:
     return x.cos() if x.sum() > -100 else x.sin()
 
 
+_DOUBLE = torch.float64
 # Functions whose body leaves torch, in what it saves or on the way.
 OPAQUE: dict[str, tuple[Op, Op]] = {
     "tolist": _opaque(
@@ -272,6 +249,14 @@ OPAQUE: dict[str, tuple[Op, Op]] = {
     "number": (
         function("Opaque", forward=_scaled, backward=_pull_scaled).apply,
         lambda x: x * x.sum(),
+    ),
+    "storage": _opaque(
+        lambda x: x.cos().untyped_storage(),
+        lambda ctx: torch.tensor([], dtype=_DOUBLE).set_(ctx.kept),
+    ),
+    "memory": _opaque(
+        lambda x: memoryview(x.cos().numpy(force=True)),
+        lambda ctx: torch.tensor(ctx.kept.tolist(), dtype=_DOUBLE),
     ),
     "branch": _opaque(_branch, lambda ctx: ctx.kept),
 }

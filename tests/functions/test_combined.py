@@ -8,7 +8,8 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from combined_cases import HIDDEN, OPAQUE, RANDOM, RIGHT, Sine
+from combined_cases import OPAQUE, RANDOM, RIGHT, Sine
+from hidden_cases import HIDDEN
 from oracle import vec
 from torch import Tensor
 from torch.testing import assert_close
@@ -16,6 +17,8 @@ from unary import FIRST_ORDER, PROGRAMS, SECOND_ORDER, all_of, check, function, 
 
 import fxforms
 from fxforms.errors import GradientError
+
+VALUES = ["number", "numpy array", "storage", "memory"]
 
 
 @pytest.mark.parametrize(("case", "program"), all_of(RIGHT))
@@ -47,7 +50,7 @@ def test_a_residual_out_of_sight_does_for_the_first_derivative(case: str, progra
 @pytest.mark.parametrize(
     ("case", "program"),
     all_of(
-        ["tolist", "numpy tensor", "numpy array", "number"],
+        ["tolist", "numpy tensor", *VALUES],
         ["vmap", "grad", "jvp", "vmap_grad", "grad_vmap"],
     ),
 )
@@ -68,7 +71,7 @@ def test_second_derivatives_of_a_body_that_leaves_torch(case: str, program: str)
 
 
 @pytest.mark.filterwarnings("ignore::fxforms.UnmappableWarning")
-@pytest.mark.parametrize(("case", "program"), all_of(["number", "numpy array"], SECOND_ORDER))
+@pytest.mark.parametrize(("case", "program"), all_of(VALUES, SECOND_ORDER))
 def test_second_derivatives_of_values_on_ctx(case: str, program: str) -> None:
     op, _ = OPAQUE[case]
     with pytest.raises(GradientError, match=r"Opaque.* second derivative"):

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.testing import assert_close
 from unary import Op, function
 
+import fxforms
 from fxforms.errors import GradientError
 
 
@@ -197,7 +198,13 @@ def in_a_function(ctx: Any, x: Tensor) -> Tensor:
     return x.sin()
 
 
-@pytest.mark.parametrize("forward", [in_an_object, in_a_function])
+def in_a_pullback(ctx: Any, x: Tensor) -> Tensor:
+    output, pull = fxforms.vjp(torch.sin, x)
+    ctx.kept = lambda g: pull(g)[0]
+    return output  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("forward", [in_an_object, in_a_function, in_a_pullback])
 def test_a_residual_out_of_sight(forward: Any) -> None:
     """What a level would not see, the second run of ``forward`` gives anew."""
 
@@ -207,3 +214,25 @@ def test_a_residual_out_of_sight(forward: Any) -> None:
     op, x = function("Sine", forward=forward, backward=backward).apply, vec(3).requires_grad_()
     for _ in range(2):
         assert_close(derivatives(op, x), derivatives(torch.sin, x))
+
+
+@pytest.mark.filterwarnings("ignore::fxforms.UnmappableWarning")
+def test_a_graph_that_forward_keeps() -> None:
+    """Plain autograd goes through it a second time; a transform has no such graph."""
+
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            ctx.leaf = x.detach().requires_grad_()
+            ctx.output = ctx.leaf.sin()
+        return ctx.output.detach()  # type: ignore[no-any-return]
+
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return torch.autograd.grad(ctx.output, ctx.leaf, g, retain_graph=True)[0]
+
+    op = function("Kept", forward=forward, backward=backward).apply
+    x = vec(3).requires_grad_()
+    for _ in range(2):
+        assert_close(derivatives(op, x), derivatives(torch.sin, x))
+    output = fxforms.vmap(op)(torch.stack([x, x])).sum()
+    with pytest.raises(GradientError, match=r"Kept: .* not in the graph.* Build the graph"):
+        torch.autograd.grad(output, x)

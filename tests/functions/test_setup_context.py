@@ -8,7 +8,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from combined_cases import HIDDEN_BY
+from hidden_cases import HIDDEN_BY
 from oracle import assert_trees_close, vec
 from torch import Tensor
 from unary import FIRST_ORDER, PROGRAMS, SECOND_ORDER, Op, all_of, check, function
