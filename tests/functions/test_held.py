@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -122,6 +123,32 @@ def test_a_global_of_a_function_that_is_called() -> None:
     op.defjvps(lambda t, _, x: t * weight)
     with pytest.raises(UnsupportedError, match=REFUSED):
         op(vec(3)).sum().backward()
+
+
+def power(x: Tensor, n: int) -> Tensor:
+    return x if n == 0 else weight * power(x, n - 1)
+
+
+def test_a_global_of_a_function_that_calls_itself() -> None:
+    op = fxforms.custom_jvp(lambda x: power(x, 2))
+    op.defjvps(lambda t, _, x: t * weight**2)
+    with pytest.raises(UnsupportedError, match=REFUSED):
+        op(vec(3)).sum().backward()
+
+
+def test_a_function_that_is_replaced_is_not_kept() -> None:
+    helper: Callable[[], Tensor] | None = lambda: vec(3)  # noqa: E731
+
+    def body(x: Tensor) -> Tensor:
+        assert helper is not None
+        return wave(x, helper())
+
+    op = fxforms.custom_jvp(body)
+    op.defjvps(lambda t, _, x: (x * vec(3)).cos() * vec(3) * t)
+    op(vec(3).requires_grad_())
+    gone = weakref.ref(helper)
+    helper = None
+    assert gone() is None
 
 
 class Scale(torch.nn.Module):
