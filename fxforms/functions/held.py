@@ -30,7 +30,7 @@ from fxforms.functions.inner_engine import CUTS
 from fxforms.functions.presented import presented
 from fxforms.functions.refused import token
 
-_SHAPES = ("_like", "_as")  # such functions take no value of their argument
+_SET: Any = torch.Tensor.__setitem__
 
 
 @lru_cache(1000)
@@ -95,8 +95,7 @@ def followed(values: list[Any], arguments: Sequence[Any], dual: bool) -> list[to
     ]
     if not found:
         return found
-    flat = leaves([*arguments])
-    given = tuple([substrate.physical(x) for x in flat if isinstance(x, torch.Tensor)])
+    given = tuple([substrate.physical(x) for x in tensors_in([*arguments])])
     return [x for x in found if not among(x, given)]
 
 
@@ -122,17 +121,26 @@ class Watch(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if self.used is None and func not in CUTS and self._gives_values(func, result):
-            used = [self.tensors.get(id(x)) for x in leaves([args, kwargs])]
+        if self.used is None and func not in CUTS:
+            given = tensors_in(values_of(func, args, kwargs, result))
+            used = [self.tensors.get(id(substrate.physical(x))) for x in given]
             self.used = next((x for x in used if x is not None), None)
         return result
 
-    @staticmethod
-    def _gives_values(func: Any, result: Any) -> bool:
-        name = getattr(func, "__name__", "")
-        if name.endswith(_SHAPES) or name.startswith("new_"):
-            return False
-        return isinstance(result, (torch.Tensor, tuple, list))
+
+def values_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+    """The arguments whose numbers ``result`` depends on, where autograd may follow that."""
+    name = getattr(func, "__name__", "")
+    if name.endswith("_like") or name.startswith("new_"):
+        return ()
+    if name.endswith("_as"):  # of the second argument it takes the shape alone
+        return args[:1]
+    return (args, kwargs) if func is _SET or tensors_in(result) else ()
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """The tensors in ``tree``."""
+    return [x for x in leaves(tree) if isinstance(x, torch.Tensor)]
 
 
 def refused(name: str, tensor: torch.Tensor) -> UnsupportedError:

@@ -114,6 +114,50 @@ def test_a_constant_is_not_refused(make: Any) -> None:
         assert not make(lambda: w)(x).requires_grad
 
 
+USES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "inside grad": lambda x, w: x * fxforms.grad(lambda v: (v**2).sum())(w),
+    "inside torch's grad": lambda x, w: x * torch.func.grad(lambda v: (v**2).sum())(w),
+    "inside a second derivative": lambda x, w: x * fxforms.hessian(lambda v: (v**3).sum())(w)[0],
+    "inside vmap": lambda x, w: x * fxforms.vmap(lambda v: v**2)(w),
+    "inside torch's vmap": lambda x, w: x * torch.vmap(lambda v: v**2)(w),
+    "expanded": lambda x, w: x * w.expand_as(x),
+    "viewed": lambda x, w: x * w.view_as(x),
+    "written": lambda x, w: torch.zeros_like(x).index_put_((torch.arange(3),), w),
+    "set": lambda x, w: put(torch.zeros_like(x), w),
+}
+
+
+def put(into: Tensor, x: Tensor) -> Tensor:
+    into[:] = x
+    return into
+
+
+@pytest.mark.parametrize("use", USES)
+def test_each_use_is_refused(use: str) -> None:
+    w = vec(3).requires_grad_()
+    op = fxforms.custom_jvp(lambda x: USES[use](x, w))
+    op.defjvps(lambda t, _, x: t)
+    with pytest.raises(UnsupportedError, match=REFUSED):
+        op(vec(3).requires_grad_()).sum().backward()
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda w: torch.ones(w.shape).double(),
+        lambda w: torch.ones(w.size()).double(),
+        lambda w: torch.tensor(w.tolist()).double(),
+        lambda w: torch.arange(3).double().expand_as(w),
+        lambda w: w.new_ones(3),
+    ],
+)
+def test_shapes_and_numbers_are_not_refused(read: Callable[[Tensor], Tensor]) -> None:
+    w, x = vec(3).requires_grad_(), vec(3).requires_grad_()
+    by_jvp(lambda: read(w))(x).sum().backward()
+    assert_close(x.grad, torch.autograd.grad(wave(x, read(w)).sum(), x)[0])
+    assert w.grad is None
+
+
 def scaled(x: Tensor) -> Tensor:
     return x * weight
 
