@@ -212,6 +212,14 @@ class Scale(torch.nn.Module):
 Scale.scale.defvjp(lambda m, x: (x * m.weight, m.weight), lambda w, ct: (None, w * ct))
 
 
+def test_a_pytree_inside_a_transform() -> None:
+    w, x = vec(3).requires_grad_(), vec(3)
+    op = fxforms.custom_jvp(lambda d: wave(d["x"], w.detach()))
+    op.defjvps(lambda t, _, d: (d["x"] * w.detach()).cos() * w.detach() * t["x"])
+    found = fxforms.grad(lambda x: op({"x": x}).sum())(x)
+    assert_close(found.detach(), ((x * w).cos() * w).detach())
+
+
 def test_the_parameters_of_self() -> None:
     module = Scale()
     with pytest.raises(UnsupportedError, match=REFUSED):
