@@ -23,12 +23,12 @@ from torch.overrides import TorchFunctionMode
 from fxforms import _substrate as substrate
 from fxforms._tree import leaves
 from fxforms.errors import UnsupportedError
-from fxforms.functions.closures import captured, held, holds_nothing
 from fxforms.functions.context import among
 from fxforms.functions.inline import has_tangent
 from fxforms.functions.inner_engine import CUTS
 from fxforms.functions.presented import presented
 from fxforms.functions.refused import token
+from fxforms.functions.unseen import held, hidden_tensors, holds_nothing
 
 _SET: Any = torch.Tensor.__setitem__
 
@@ -90,7 +90,7 @@ def followed(values: list[Any], arguments: Sequence[Any], dual: bool) -> list[to
     """The tensors in ``values`` that plain autograd follows, but for those in ``arguments``."""
     found = [
         x
-        for x in captured(values, globals_of)
+        for x in hidden_tensors(values, globals_of)
         if not substrate.is_wrapped(x) and (x.requires_grad or (dual and has_tangent(x)))
     ]
     if not found:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any
 
 import oracle
@@ -156,6 +158,41 @@ def test_shapes_and_numbers_are_not_refused(read: Callable[[Tensor], Tensor]) ->
     by_jvp(lambda: read(w))(x).sum().backward()
     assert_close(x.grad, torch.autograd.grad(wave(x, read(w)).sum(), x)[0])
     assert w.grad is None
+
+
+class Slots:
+    __slots__ = ("weight",)
+
+    def __init__(self, w: Tensor) -> None:
+        self.weight = w
+
+
+HOLDERS: dict[Callable[[Tensor], Any], Callable[[Any], Tensor]] = {
+    Slots: lambda holder: holder.weight,
+    lambda w: deque([w]): lambda holder: holder[0],
+    lambda w: MappingProxyType({0: w}): lambda holder: holder[0],
+    lambda w: {w: 0}: lambda holder: next(iter(holder)),
+    lambda w: [*range(2000), Slots(w)]: lambda holder: holder[-1].weight,
+}
+
+
+@pytest.mark.parametrize("hold", HOLDERS)
+def test_in_objects_of_other_kinds(hold: Callable[[Tensor], Any]) -> None:
+    holder, read = hold(vec(3).requires_grad_()), HOLDERS[hold]
+    with pytest.raises(UnsupportedError, match=REFUSED):
+        by_vjp(lambda: read(holder))(vec(3).requires_grad_()).sum().backward()
+
+
+@pytest.mark.parametrize("hold", HOLDERS)
+def test_in_objects_of_other_kinds_inside_a_transform(hold: Callable[[Tensor], Any]) -> None:
+    read, x = HOLDERS[hold], vec(3)
+
+    def loss(w: Tensor) -> Tensor:
+        holder = hold(w)
+        return by_vjp(lambda: read(holder))(x).sum()
+
+    with pytest.raises(UnsupportedError, match="closes over"):
+        fxforms.grad(loss)(vec(3))
 
 
 def scaled(x: Tensor) -> Tensor:
