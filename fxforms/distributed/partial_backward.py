@@ -50,21 +50,20 @@ def _watch(agent: RpcAgent) -> None:
 
 def _refuse_part(outputs: _Tensors, inputs: _Tensors) -> None:
     """Raise if ``outputs`` depend on an input by something that was sent before it came back."""
-    received = [node for node, _ in _below(_edges(outputs)) if type(node) is RECV]
-    latest = [node.earlier for node in received if node.earlier is not None]
-    if not latest:
+    below = _below(_edges(outputs))
+    received = [node for node, _ in below if type(node) is RECV and node.earlier is not None]
+    if not received:
         return
     wanted = {(edge.node, edge.output_nr): x for x in inputs for edge in _edges([x])}
-    sent = [edge for send in _and_before(latest) for edge in send.edges]
+    sent = [edge for send in _and_before(node.earlier for node in received) for edge in send.edges]
     for edge in _below(sent):
         if edge in wanted:
-            worker = next(node.source.worker for node in received if node.earlier is not None)
             raise GradientError(
                 "A backward pass of plain autograd was asked for the gradient of "
                 f"{_named(wanted[edge])}, which went to another worker, and the output depends on "
-                f"what came back from worker {worker}. It would leave that part out. Make the "
-                "calls inside fxforms.distributed.context() as context_id, there write "
-                "fxforms.distributed.backward(context_id, [loss]), and read the gradients of "
+                f"what came back from worker {received[0].source.worker}. It would leave that part "
+                "out. Make the calls inside fxforms.distributed.context() as context_id, there "
+                "write fxforms.distributed.backward(context_id, [loss]), and read the gradients of "
                 "leaves by fxforms.distributed.get_gradients(context_id)."
             )
 

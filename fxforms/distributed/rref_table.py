@@ -169,8 +169,9 @@ class RRefTable:
         if not self.made_of:
             return latest
         joined = SendRpcBackward(0, (), latest)
-        for send in [ref() for ref in self.made_of.valuerefs()]:
-            joined.edges += [] if send is None else send.edges
+        for ref in self.made_of.valuerefs():  # a list; other threads change made_of meanwhile
+            if (send := ref()) is not None:
+                joined.edges += send.edges
         return joined
 
     # --- the end ---------------------------------------------------------------------------------

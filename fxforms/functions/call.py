@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fxforms import _substrate as substrate
-from fxforms._tree import is_atom, map_tensors
+from fxforms._tree import flatten, is_atom, map_tensors
 from fxforms.errors import RuleError
 from fxforms.functions.attempts import copied, put_back
 from fxforms.functions.bind import bind, run_plain
@@ -209,7 +209,7 @@ def enter_holding(
         operands = map_tensors(presented, operands)
     if substrate.transforms_active():
         check_closures(rules.__name__, rules.closing)
-        check_arguments(rules.__name__, operands)
+        check_arguments(rules.__name__, tuple(flatten(operands)[0]))
     return with_token(
         rules.__name__, tensors, lambda token: enter_packed(rules, operands, None, token)
     )

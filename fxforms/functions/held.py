@@ -13,7 +13,7 @@ from __future__ import annotations
 import dis
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from types import CodeType, ModuleType
+from types import CodeType
 from types import FunctionType as PythonFunction
 from typing import Any
 
@@ -23,54 +23,14 @@ from torch.overrides import TorchFunctionMode
 from fxforms import _substrate as substrate
 from fxforms._tree import leaves
 from fxforms.errors import UnsupportedError
-from fxforms.functions.closures import captured, held, holds_nothing
 from fxforms.functions.context import among
 from fxforms.functions.inline import has_tangent
 from fxforms.functions.inner_engine import CUTS
 from fxforms.functions.presented import presented
 from fxforms.functions.refused import token
+from fxforms.functions.unseen import held, hidden_tensors, holds_nothing
 
-_NOTHING: set[type] = {type(None), float, int, bool, str, ModuleType}
-_SHAPES = ("_like", "_as")  # such functions take no value of their argument
-
-
-class Reach:
-    """The values that a function can reach without being given them, looked at anew at each call.
-
-    A function whose variables hold numbers, modules and the like is passed at the cost of a look.
-    """
-
-    __slots__ = ("_function", "_inner", "_names", "_variables")
-
-    def __init__(self, function: PythonFunction) -> None:
-        self._function = function
-        self._variables = function.__globals__
-        self._names = global_names(function.__code__)
-        self._inner: dict[PythonFunction, Reach] = {}
-
-    def add_to(self, functions: list[Reach], values: list[Any]) -> None:
-        """Add to ``functions`` those that are reached, to ``values`` what may hold tensors."""
-        for name in self._names:
-            value = self._variables.get(name)
-            if type(value) not in _NOTHING:
-                self._add(value, functions, values)
-        function = self._function
-        if function.__closure__ or function.__defaults__ or function.__kwdefaults__:
-            for value in held(function):
-                if type(value) not in _NOTHING:
-                    self._add(value, functions, values)
-
-    def _add(self, value: Any, functions: list[Reach], values: list[Any]) -> None:
-        kind: Any = type(value)
-        if holds_nothing(kind):
-            _NOTHING.add(kind)
-        elif isinstance(value, PythonFunction):
-            if value not in self._inner:
-                self._inner[value] = Reach(value)
-            if self._inner[value] not in functions and not is_of_torch(value):
-                functions.append(self._inner[value])
-        else:
-            values.append(value)
+_SET: Any = torch.Tensor.__setitem__
 
 
 @lru_cache(1000)
@@ -87,10 +47,15 @@ def is_of_torch(value: Any) -> bool:
 
 
 class Bodies:
-    """The functions that compute the output of a decorated one."""
+    """The functions that compute the output of a decorated one.
+
+    What they reach is looked at anew at each call. One whose variables hold numbers, modules and
+    the like is passed at the cost of that look.
+    """
 
     def __init__(self, *functions: Any) -> None:
-        self._reaches = [Reach(f) for f in functions if isinstance(f, PythonFunction)]
+        own = [f for f in functions if isinstance(f, PythonFunction)]
+        self._functions = [(f, global_names(f.__code__)) for f in own]
         self._others = [
             f for f in functions if not (isinstance(f, PythonFunction) or is_of_torch(f))
         ]
@@ -100,11 +65,23 @@ class Bodies:
         dual = substrate.dual_level_open()
         if not (dual or torch.is_grad_enabled()):
             return []
-        values, functions = [*self._others], [*self._reaches]
-        for reach in functions:
-            reach.add_to(functions, values)
+        values = [*self._others]
+        kind: Any
+        for function, names in self._functions:
+            variables = function.__globals__
+            for name in names:
+                value = variables.get(name)
+                kind = type(value)
+                if not holds_nothing(kind):
+                    values.append(value)
+            if function.__closure__ or function.__defaults__ or function.__kwdefaults__:
+                for value in held(function):
+                    kind = type(value)
+                    if not holds_nothing(kind):
+                        values.append(value)
         for argument in arguments:
-            if not (isinstance(argument, torch.Tensor) or type(argument) in _NOTHING):
+            kind = type(argument)
+            if not (isinstance(argument, torch.Tensor) or holds_nothing(kind)):
                 values += [x for x in leaves(argument) if not isinstance(x, torch.Tensor)]
         return followed(values, arguments, dual) if values else values
 
@@ -113,13 +90,12 @@ def followed(values: list[Any], arguments: Sequence[Any], dual: bool) -> list[to
     """The tensors in ``values`` that plain autograd follows, but for those in ``arguments``."""
     found = [
         x
-        for x in captured(values, globals_of)
+        for x in hidden_tensors(values, globals_of)
         if not substrate.is_wrapped(x) and (x.requires_grad or (dual and has_tangent(x)))
     ]
     if not found:
         return found
-    flat = leaves([*arguments])
-    given = tuple([substrate.physical(x) for x in flat if isinstance(x, torch.Tensor)])
+    given = tuple([substrate.physical(x) for x in tensors_in([*arguments])])
     return [x for x in found if not among(x, given)]
 
 
@@ -145,17 +121,26 @@ class Watch(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if self.used is None and func not in CUTS and self._gives_values(func, result):
-            used = [self.tensors.get(id(x)) for x in leaves([args, kwargs])]
+        if self.used is None and func not in CUTS:
+            given = tensors_in(values_of(func, args, kwargs, result))
+            used = [self.tensors.get(id(substrate.physical(x))) for x in given]
             self.used = next((x for x in used if x is not None), None)
         return result
 
-    @staticmethod
-    def _gives_values(func: Any, result: Any) -> bool:
-        name = getattr(func, "__name__", "")
-        if name.endswith(_SHAPES) or name.startswith("new_"):
-            return False
-        return isinstance(result, (torch.Tensor, tuple, list))
+
+def values_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+    """The arguments whose numbers ``result`` depends on, where autograd may follow that."""
+    name = getattr(func, "__name__", "")
+    if name.endswith("_like") or name.startswith("new_"):
+        return ()
+    if name.endswith("_as"):  # of the second argument it takes the shape alone
+        return args[:1]
+    return (args, kwargs) if func is _SET or tensors_in(result) else ()
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """The tensors in ``tree``."""
+    return [x for x in leaves(tree) if isinstance(x, torch.Tensor)]
 
 
 def refused(name: str, tensor: torch.Tensor) -> UnsupportedError:

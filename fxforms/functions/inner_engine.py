@@ -43,7 +43,6 @@ class Recorded(TorchFunctionMode):
         self.sources: list[torch.Tensor] = []
         self.refused: GradientError | None = None
         self.gradients: dict[int, torch.Tensor | None] = {}
-
         self.inference = torch.is_inference_mode_enabled()
 
     def own(self) -> bool:

@@ -62,14 +62,15 @@ def remember(
         if rules.once:
             node._fx_operands = [(x, None) for x in sources or map(empty, operands)]
         else:
-            node._fx_operands = [
-                (x, None)
-                if not isinstance(x, _TENSOR)
-                else (Overwritten(sources[i] if sources else None), None)
-                if among(x, outputs)
-                else (x, x._version)
-                for i, x in enumerate(operands)
-            ]
+            pairs: list[tuple[Any, int | None]] = []
+            for i, x in enumerate(operands):
+                if not isinstance(x, _TENSOR):
+                    pairs.append((x, None))
+                elif among(x, outputs):
+                    pairs.append((Overwritten(sources[i] if sources else None), None))
+                else:
+                    pairs.append((x, x._version))
+            node._fx_operands = pairs
     except (RuntimeError, AttributeError):  # inference mode has no versions; a node of a view
         return
 

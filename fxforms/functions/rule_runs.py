@@ -35,7 +35,7 @@ def run_recorded(rules: Any, rule: Callable[..., Any], ctx: Any, args: tuple[Any
     """
     saved = [x for x in ctx.saved_tensors if x is not None and not substrate.is_wrapped(x)]
     constants = [x for x in saved if not x.requires_grad]
-    kept = {name: map_leaves(same_leaf, value) for name, value in attributes_of(ctx).items()}
+    kept = {name: copied(value) for name, value in attributes_of(ctx).items()}
     try:
         return _run_recorded(rules, rule, ctx, args, kept)
     except RuntimeError:
@@ -82,12 +82,12 @@ def _run_recorded(
 def restore(ctx: Any, kept: dict[str, Any]) -> None:
     """Give ``ctx`` back the attributes that a rule may have used up, for it runs again."""
     for name, value in kept.items():
-        setattr(ctx, name, map_leaves(same_leaf, value))
+        setattr(ctx, name, copied(value))
 
 
-def same_leaf(value: Any) -> Any:
-    """``value``; a tree of them is a copy of its containers."""
-    return value
+def copied(value: Any) -> Any:
+    """``value`` in containers of its own, which a rule may empty."""
+    return map_leaves(lambda leaf: leaf, value)
 
 
 def _run_plain(

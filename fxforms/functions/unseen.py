@@ -8,9 +8,9 @@ dependence gets an error instead of a zero.
 
 from __future__ import annotations
 
+import functools
 import gc
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -42,34 +42,46 @@ _UNMAPPABLE = (
     "is not possible because there exists a Tensor",  # it fills a tensor of its own in place
 )
 Check = Callable[[tuple[Any, ...]], None]
-_CLOSED = (type, ModuleType, str, bytes, int, float, complex, type(None))
-_MOST = 1000
+_ATOMS = (int, float, complex, str, bytes, type(None), type, ModuleType, torch.dtype, torch.device)
+_MOST = 1000  # values looked into
 
 
-def hidden_tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors that ``value`` holds, at any depth of objects, containers and closures."""
-    seen, waiting = {id(value)}, deque([value])
-    while waiting and len(seen) < _MOST:
-        found = waiting.popleft()
+@functools.cache
+def holds_nothing(kind: type) -> bool:
+    """True if values of type ``kind`` hold no tensor that a rule could read."""
+    return issubclass(kind, _ATOMS)
+
+
+def hidden_tensors(
+    value: Any, more: Callable[[Any], Iterable[Any]] = lambda value: ()
+) -> Iterator[torch.Tensor]:
+    """The tensors that ``value`` holds, at any depth of objects, containers and closures.
+
+    ``more`` gives what a value holds beside that.
+    """
+    waiting, seen = [value], set()
+    for found in waiting:
+        kind: Any = type(found)
         if isinstance(found, torch.Tensor):
             yield found
-            value = substrate.unwrap_if_dead(found)
-            if value is not found:  # a pullback holds those of a level that ended
-                yield value
-            continue
-        for held in _referents(found):
-            if id(held) not in seen and not isinstance(held, _CLOSED):
-                seen.add(id(held))
-                waiting.append(held)
+            alive = substrate.unwrap_if_dead(found)
+            if alive is not found:  # a pullback holds those of a level that ended
+                yield alive
+        elif not (holds_nothing(kind) or id(found) in seen):
+            seen.add(id(found))
+            if len(seen) < _MOST:
+                waiting += held(found)
+                waiting += more(found)
 
 
-def _referents(value: Any) -> Sequence[Any]:
+def held(value: Any) -> Sequence[Any]:
     """What ``value`` holds; of a function its closure and defaults, not the globals."""
     if isinstance(value, np.ndarray):
         return value.ravel().tolist() if value.dtype == object else ()
-    if not isinstance(value, FunctionType):
-        return gc.get_referents(value)
-    return [*closed_over(value), value.__defaults__, value.__kwdefaults__]
+    if isinstance(value, FunctionType):
+        found = [*closed_over(value), *(value.__defaults__ or ())]
+        return [*found, *value.__kwdefaults__.values()] if value.__kwdefaults__ else found
+    return gc.get_referents(value)
 
 
 def closed_over(function: FunctionType) -> list[Any]:

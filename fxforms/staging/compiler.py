@@ -104,21 +104,23 @@ class Worker:
         """Compile ``program`` in its turn; not at all if it is dropped before."""
         with _lock:
             self._waiting.append((weakref.ref(program), told))
-            if self._thread is None and not exiting():
+            running = self._thread is not None and self._thread.is_alive()
+            if not (running or exiting()):
                 self._thread = threading.Thread(target=self._work, name="fxforms.jit compiler")
                 self._thread.start()
 
     def _renew(self) -> None:
-        self._thread = None
         if self._compiling is not None:
             self._waiting.appendleft(self._compiling)
+        self._thread = self._compiling = None
 
     def _next(self) -> Waiting | None:
         """What is to be compiled now; None ends the thread."""
         with _lock:
             self._compiling = None
             if self._waiting and not exiting():
-                self._compiling = self._waiting.popleft()
+                self._compiling = self._waiting[0]
+                self._waiting.popleft()  # after that, for a fork in between must not lose it
             else:
                 self._thread = None
             return self._compiling

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import deque
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any
 
 import oracle
@@ -113,6 +116,85 @@ def test_a_constant_is_not_refused(make: Any) -> None:
         assert not make(lambda: w)(x).requires_grad
 
 
+USES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "inside grad": lambda x, w: x * fxforms.grad(lambda v: (v**2).sum())(w),
+    "inside torch's grad": lambda x, w: x * torch.func.grad(lambda v: (v**2).sum())(w),
+    "inside a second derivative": lambda x, w: x * fxforms.hessian(lambda v: (v**3).sum())(w)[0],
+    "inside vmap": lambda x, w: x * fxforms.vmap(lambda v: v**2)(w),
+    "inside torch's vmap": lambda x, w: x * torch.vmap(lambda v: v**2)(w),
+    "expanded": lambda x, w: x * w.expand_as(x),
+    "viewed": lambda x, w: x * w.view_as(x),
+    "written": lambda x, w: torch.zeros_like(x).index_put_((torch.arange(3),), w),
+    "set": lambda x, w: put(torch.zeros_like(x), w),
+}
+
+
+def put(into: Tensor, x: Tensor) -> Tensor:
+    into[:] = x
+    return into
+
+
+@pytest.mark.parametrize("use", USES)
+def test_each_use_is_refused(use: str) -> None:
+    w = vec(3).requires_grad_()
+    op = fxforms.custom_jvp(lambda x: USES[use](x, w))
+    op.defjvps(lambda t, _, x: t)
+    with pytest.raises(UnsupportedError, match=REFUSED):
+        op(vec(3).requires_grad_()).sum().backward()
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda w: torch.ones(w.shape).double(),
+        lambda w: torch.ones(w.size()).double(),
+        lambda w: torch.tensor(w.tolist()).double(),
+        lambda w: torch.arange(3).double().expand_as(w),
+        lambda w: w.new_ones(3),
+    ],
+)
+def test_shapes_and_numbers_are_not_refused(read: Callable[[Tensor], Tensor]) -> None:
+    w, x = vec(3).requires_grad_(), vec(3).requires_grad_()
+    by_jvp(lambda: read(w))(x).sum().backward()
+    assert_close(x.grad, torch.autograd.grad(wave(x, read(w)).sum(), x)[0])
+    assert w.grad is None
+
+
+class Slots:
+    __slots__ = ("weight",)
+
+    def __init__(self, w: Tensor) -> None:
+        self.weight = w
+
+
+HOLDERS: dict[Callable[[Tensor], Any], Callable[[Any], Tensor]] = {
+    Slots: lambda holder: holder.weight,
+    lambda w: deque([w]): lambda holder: holder[0],
+    lambda w: MappingProxyType({0: w}): lambda holder: holder[0],
+    lambda w: {w: 0}: lambda holder: next(iter(holder)),
+    lambda w: [*range(2000), Slots(w)]: lambda holder: holder[-1].weight,
+}
+
+
+@pytest.mark.parametrize("hold", HOLDERS)
+def test_in_objects_of_other_kinds(hold: Callable[[Tensor], Any]) -> None:
+    holder, read = hold(vec(3).requires_grad_()), HOLDERS[hold]
+    with pytest.raises(UnsupportedError, match=REFUSED):
+        by_vjp(lambda: read(holder))(vec(3).requires_grad_()).sum().backward()
+
+
+@pytest.mark.parametrize("hold", HOLDERS)
+def test_in_objects_of_other_kinds_inside_a_transform(hold: Callable[[Tensor], Any]) -> None:
+    read, x = HOLDERS[hold], vec(3)
+
+    def loss(w: Tensor) -> Tensor:
+        holder = hold(w)
+        return by_vjp(lambda: read(holder))(x).sum()
+
+    with pytest.raises(UnsupportedError, match="closes over"):
+        fxforms.grad(loss)(vec(3))
+
+
 def scaled(x: Tensor) -> Tensor:
     return x * weight
 
@@ -122,6 +204,32 @@ def test_a_global_of_a_function_that_is_called() -> None:
     op.defjvps(lambda t, _, x: t * weight)
     with pytest.raises(UnsupportedError, match=REFUSED):
         op(vec(3)).sum().backward()
+
+
+def power(x: Tensor, n: int) -> Tensor:
+    return x if n == 0 else weight * power(x, n - 1)
+
+
+def test_a_global_of_a_function_that_calls_itself() -> None:
+    op = fxforms.custom_jvp(lambda x: power(x, 2))
+    op.defjvps(lambda t, _, x: t * weight**2)
+    with pytest.raises(UnsupportedError, match=REFUSED):
+        op(vec(3)).sum().backward()
+
+
+def test_a_function_that_is_replaced_is_not_kept() -> None:
+    helper: Callable[[], Tensor] | None = lambda: vec(3)  # noqa: E731
+
+    def body(x: Tensor) -> Tensor:
+        assert helper is not None
+        return wave(x, helper())
+
+    op = fxforms.custom_jvp(body)
+    op.defjvps(lambda t, _, x: (x * vec(3)).cos() * vec(3) * t)
+    op(vec(3).requires_grad_())
+    gone = weakref.ref(helper)
+    helper = None
+    assert gone() is None
 
 
 class Scale(torch.nn.Module):
@@ -139,6 +247,14 @@ class Scale(torch.nn.Module):
 
 
 Scale.scale.defvjp(lambda m, x: (x * m.weight, m.weight), lambda w, ct: (None, w * ct))
+
+
+def test_a_pytree_inside_a_transform() -> None:
+    w, x = vec(3).requires_grad_(), vec(3)
+    op = fxforms.custom_jvp(lambda d: wave(d["x"], w.detach()))
+    op.defjvps(lambda t, _, d: (d["x"] * w.detach()).cos() * w.detach() * t["x"])
+    found = fxforms.grad(lambda x: op({"x": x}).sum())(x)
+    assert_close(found.detach(), ((x * w).cos() * w).detach())
 
 
 def test_the_parameters_of_self() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -74,6 +75,26 @@ def test_the_compiled_code_takes_over() -> None:
     for x in (X, X + 1):
         torch.testing.assert_close(f(x), (x.sin() * x).cos())
     assert f.cache_info().misses == 1
+
+
+def test_after_a_compiler_thread_that_could_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    deadline = time.monotonic() + 120
+    while any(t.name == "fxforms.jit compiler" for t in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    first = fxforms.jit(lambda x: x.sin() * 3)
+    with monkeypatch.context() as few:
+        few.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            first(X)
+    f = fxforms.jit(lambda x: x.cos() * 3)
+    torch.testing.assert_close(f(X), X.cos() * 3)
+    while f._last_entry[1].program.compiled_in is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_layouts_and_aliases_through_inductor() -> None:
