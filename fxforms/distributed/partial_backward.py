@@ -28,18 +28,19 @@ class _WatchedEngine(_Engine):  # type: ignore[misc]
 
     def run_backward(
         self,
-        outputs: _Tensors,
-        grads: Any,
-        retain: bool,
-        create: bool,
+        tensors: _Tensors,
+        grad_tensors: Any,
+        keep_graph: bool,
+        create_graph: bool,
         inputs: _Tensors = (),
         *how: Any,
         **named: Any,
     ) -> Any:
         """As torch's own; raises GradientError where the gradient of an input would be a part."""
         if inputs and recvs_after_sends:
-            _refuse_part(outputs, inputs)
-        return super().run_backward(outputs, grads, retain, create, inputs, *how, **named)
+            _refuse_part(tensors, inputs)
+        given = (tensors, grad_tensors, keep_graph, create_graph, inputs)
+        return super().run_backward(*given, *how, **named)
 
 
 @prepare
