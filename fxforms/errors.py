@@ -144,7 +144,7 @@ UNBATCHED = (
 )
 RANDOM = (
     'Say what a random operation means for a batch: vmap(..., randomness="different") draws a '
-    'number for each sample, randomness="same" one for all.'
+    'number for each sample, randomness="same" one for all. So do jacfwd(..., randomness=...).'
 )
 _INNER = (
     "Inside a transform, write fxforms.grad(g)(v) in place of v.requires_grad_() with "

@@ -5,6 +5,7 @@ See NOTE [derivative of a residual] in ``functions/combined.py``.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,8 +16,10 @@ from fxforms import _substrate as substrate
 from fxforms.errors import GradientError
 from fxforms.functions.derive import Like, pull
 from fxforms.functions.draws import check_repeated
+from fxforms.functions.inline import batched_on_top
 from fxforms.functions.inner_engine import CUTS, ENGINE, REQUIRES, Recorded
 from fxforms.interpreters import below_all_levels, grad_level
+from fxforms.interpreters.stack import Lowered
 
 Body = Callable[[tuple[Any, ...]], Sequence[Any]]
 
@@ -99,9 +102,26 @@ class Rerun(NamedTuple):
     left_torch: bool
 
 
+class below_idle_vmaps(contextlib.ExitStack):
+    """A context without the top levels that are a vmap with no batch among ``operands``."""
+
+    def __init__(self, operands: tuple[Any, ...]) -> None:
+        super().__init__()
+        self._operands = operands
+
+    def __enter__(self) -> below_idle_vmaps:
+        while substrate.on_vmap_level() and not batched_on_top(self._operands):
+            self.enter_context(Lowered())
+        return self
+
+
 def run_again(body: Callable[[tuple[Any, ...]], Any], operands: tuple[Any, ...]) -> Rerun:
-    """``body(operands)`` at a grad level of its own, the tensors among ``operands`` its leaves."""
-    with grad_level() as level, Tracked() as tracked:
+    """``body(operands)`` at a grad level of its own, the tensors among ``operands`` its leaves.
+
+    It runs below a vmap of which no operand has a sample, such as that of the rows of a Jacobian:
+    random numbers are drawn as in the call itself, which was outside of it.
+    """
+    with below_idle_vmaps(operands), grad_level() as level, Tracked() as tracked:
         leaves, inner = [], []
         for operand in operands:
             if Like.of(operand) is not None:

@@ -36,7 +36,7 @@ def backward(
     unwrap = substrate.unwrap_if_dead
     found = [zeros_like(x) if g is None else unwrap(g) for g, x in zip(gradients, inputs)]
     for gradient in found:
-        if gradient.requires_grad:
+        if substrate.unbatched(gradient).requires_grad:
             return settled(found, pairs)
     return found
 
@@ -65,7 +65,7 @@ def settled(
     unwrap = substrate.unwrap_if_dead
     if substrate.transforms_active() and JVP in substrate.level_transforms():
         return gradients
-    if any(unwrap(x).requires_grad for pair in pairs for x in pair):
+    if any(substrate.unbatched(unwrap(x)).requires_grad for pair in pairs for x in pair):
         return gradients
     return [g.detach() for g in gradients]
 

@@ -43,6 +43,10 @@ def test_saved_tensor_hooks_leave_no_graph_on_the_result() -> None:
     for result in (*results, fxforms.grad(copied)(X)):
         assert torch.allclose(result, X.cos() * X + X.sin())
         assert not result.requires_grad
+    with torch.autograd.graph.save_on_cpu():
+        jacobian = fxforms.jacrev(torch.sin)(X)
+    assert torch.allclose(jacobian, X.cos().diag())
+    assert not jacobian.requires_grad
     w = X.clone().requires_grad_()
     slope = fxforms.grad(lambda x: (x.sin() * w).sum())(X)
     assert torch.allclose(torch.autograd.grad(slope.sum(), w)[0], X.cos())
