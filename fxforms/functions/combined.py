@@ -23,7 +23,7 @@ import torch
 
 from fxforms import _substrate as substrate
 from fxforms.errors import GradientError
-from fxforms.functions.context import RuleContext, among, as_tuple
+from fxforms.functions.context import RuleContext, among, as_tuple, for_each
 from fxforms.functions.contract import Rules
 from fxforms.functions.derive import Like, transpose
 from fxforms.functions.draws import generator_state, same_draws
@@ -254,7 +254,8 @@ def split_jvp(rules: Rules, ctx: Any, tangents: tuple[Any, ...]) -> tuple[Any, .
     call: Call = ctx._fx_call
     assert rules.jvp is not None
     given = zeros_if_asked(call, tangents, call.input_likes)
-    own: Sequence[Any] = rules.run_rule(rules.jvp, call.restore(ctx, True), given)
+    result = rules.run_rule(rules.jvp, call.restore(ctx, True), given)
+    own = for_each(result, call.count)
     if call.unseen:
         own = followed(rules, ctx, own)
     likes = call.residual_likes

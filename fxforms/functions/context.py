@@ -178,6 +178,11 @@ def as_tuple(output: Any) -> tuple[Any, ...]:
     return output if isinstance(output, tuple) else (output,)
 
 
+def for_each(result: Sequence[Any], count: int) -> Sequence[Any]:
+    """What a jvp rule returned for ``count`` outputs; a single None stands for all of them."""
+    return (None,) * count if len(result) == 1 and result[0] is None else result
+
+
 def among(tensor: Any, tensors: tuple[torch.Tensor, ...]) -> bool:
     """True if ``tensor`` is one of ``tensors``, by identity."""
     for other in tensors:  # noqa: SIM110 (any() takes three times as long)
@@ -238,7 +243,7 @@ def finish_jvp(
     """
     single = not isinstance(outputs, tuple)
     flat = as_tuple(outputs)
-    flat_tangents = list(as_tuple(tangents))
+    flat_tangents = list(for_each(as_tuple(tangents), len(flat)))
     own_memory(flat_tangents, given)
     values = []
     for index, output in enumerate(flat):

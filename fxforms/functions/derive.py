@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from fxforms import _substrate as substrate
 from fxforms._tree import flatten
 from fxforms.errors import GradientError, describe
-from fxforms.functions.context import RuleContext, among, attributes_of
+from fxforms.functions.context import RuleContext, among, attributes_of, for_each
 from fxforms.functions.contract import Rules
 from fxforms.functions.once import guard
 from fxforms.interpreters import below_all_levels, grad_level
@@ -102,7 +102,7 @@ def transpose(
     with grad_level() as level:
         leaves = [None if x is None else substrate.make_leaf(x.ones(), level) for x in likes]
         pairs = [
-            (fit(out, ct), ct)
+            (fit(rules.__name__, out, ct), ct)
             for out, ct in zip(run_linear(rules, level, linear, tuple(leaves)), cotangents)
             if out is not None and ct is not None
         ]
@@ -126,11 +126,24 @@ def pull(
     return [None if g is None else substrate.unwrap_if_dead(g) for g in gradients]
 
 
-def fit(output: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def fit(name: str, output: Any, like: torch.Tensor) -> torch.Tensor:
     """``output`` of a rule as the engine takes it: of the shape of ``like``, real if that is."""
-    if output.is_complex() and not like.is_complex():
-        output = output.real
-    return output if output.shape == like.shape else output.sum_to_size(like.shape)
+    if not (isinstance(output, torch.Tensor) and expands(like.shape, output.shape)):
+        raise GradientError(
+            f"{name}.backward returned {describe(output)} as the gradient of an input of shape "
+            f"{tuple(like.shape)}. The gradient of an input must have the shape of that input, or "
+            f"broadcast from it; return None for an input that has no gradient."
+        )
+    found: torch.Tensor = output
+    if found.is_complex() and not like.is_complex():
+        found = found.real
+    return found if found.shape == like.shape else found.sum_to_size(like.shape)
+
+
+def expands(shape: torch.Size, to: torch.Size) -> bool:
+    """True if a tensor of ``shape`` broadcasts to the shape ``to``."""
+    pairs = zip(reversed(shape), reversed(to))
+    return len(shape) <= len(to) and all(size in (1, wanted) for size, wanted in pairs)
 
 
 def tangent_likes(ctx: Any, outputs: tuple[Any, ...]) -> list[Like | None]:
@@ -185,7 +198,7 @@ def backward_from_jvp(
             leaf.clone() if leaf is not None else like and like.zeros()  # a rule may change it
             for leaf, like in zip(leaves, ctx._fx_input_likes)
         ]
-        result = rules.run_rule(rules.jvp, ctx, tuple(tangents))
+        result = for_each(rules.run_rule(rules.jvp, ctx, tuple(tangents)), len(cotangents))
         if len(result) != len(cotangents):
             raise GradientError(
                 f"{rules.__name__}.jvp returned {len(result)} tangent(s) for {len(cotangents)} "

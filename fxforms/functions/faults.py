@@ -80,8 +80,9 @@ def overwritten_input(name: str) -> GradientError:
 def values_of_samples(name: str) -> GradientError:
     """The error for a rule that needs each sample's own values at a level that sees the batch."""
     return GradientError(
-        f"{name} keeps values other than tensors on ctx that differ between the samples of a "
-        f"batch, and a second derivative cannot follow them. Save tensors, or give it a vmap rule."
+        f"{name} is called once for each sample of a batch, and keeps values other than tensors on "
+        f"ctx, or draws random numbers, that differ between them: a second derivative cannot "
+        f"follow them. Save tensors, pass random numbers in as an argument, or give it a vmap rule."
     )
 
 

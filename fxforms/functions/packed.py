@@ -94,7 +94,9 @@ class Packing:
     def join(self, parts: tuple[Any, ...]) -> Any:
         """What a jvp rule returned, as a tree like the output."""
         assert self.out_spec is not None
-        return parts if self.out_spec.type is tuple or len(parts) != 1 else parts[0]
+        if len(parts) == 1 and (parts[0] is None or self.out_spec.type is not tuple):
+            return parts[0]
+        return parts
 
     def output_parts(self, flat: tuple[Any, ...]) -> tuple[Any, ...]:
         """``flat`` as the arguments of ``backward``: one for each member of a tuple output."""

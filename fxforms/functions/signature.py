@@ -15,6 +15,8 @@ class Signature:
         self._name = function.__name__
         self._combined = combined
         self._signature = _positional(function, combined)
+        every = inspect.signature(function.forward).parameters.values()
+        self._by_keyword = {p.name for p in every if p.kind is p.KEYWORD_ONLY}
         parameters = self._signature.parameters.values()
         varies = any(p.kind is p.VAR_POSITIONAL for p in parameters)
         self.arity = None if varies else len(parameters)
@@ -27,14 +29,21 @@ class Signature:
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(self._explain(error)) from None
+            raise TypeError(self._explain(error, kwargs)) from None
         if self._combined and not kwargs:
             return args
         bound.apply_defaults()
         return bound.args
 
-    def _explain(self, error: TypeError) -> str:
+    def _explain(self, error: TypeError, kwargs: dict[str, Any]) -> str:
         """What to say of arguments that do not fit."""
+        named = next((name for name in kwargs if name in self._by_keyword), None)
+        if named is not None:
+            return (
+                f"{self._name}.apply was given the keyword-only parameter {named!r} of forward. "
+                f"The operands of a Function are positional: drop the '*' (a caller may still name "
+                f"it)."
+            )
         text = f"{self._name}.apply: {error}; forward takes {self._signature}"
         if not self._combined:
             return f"{text}."

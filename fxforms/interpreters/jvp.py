@@ -87,6 +87,9 @@ class JvpInterpreter(Interpreter):
                 f"{describe(tangent)}, but the output is {describe(output)}. Return a tensor of "
                 f"its shape, or None where it is zero."
             )
+        if tangent.dtype != output.dtype:
+            with self.lower():
+                tangent = as_dtype(tangent, output.dtype)
         dual = substrate.make_dual(
             substrate.wrap_for_grad(output, level), substrate.wrap_for_grad(tangent, level)
         )
@@ -113,6 +116,13 @@ class JvpInterpreter(Interpreter):
     def lower(self) -> Lowered:
         """Pop this level; lower levels see forward mode off if this level was entered so."""
         return Lowered(None, substrate.JvpHandle(self._handle).prevFwdGradMode())
+
+
+def as_dtype(tangent: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``tangent`` in ``dtype``, as the autograd engine converts a gradient: the real part of it."""
+    if tangent.is_complex() and not dtype.is_complex:
+        tangent = tangent.real
+    return tangent.to(dtype)
 
 
 def layers(tensor: torch.Tensor | None) -> tuple[torch.Tensor, ...]:

@@ -167,6 +167,16 @@ saved for backward (a residual of shape (3,)) is not the same then. Draw random
 numbers from torch's default generator, or pass them in.""",
         )
 
+    def test_a_keyword_only_parameter(self) -> None:
+        op = function("Scale", forward=lambda ctx, x, *, factor=1.0: x * factor)
+        self.check(
+            lambda: op.apply(X, factor=2.0),
+            """\
+TypeError: Scale.apply was given the keyword-only parameter 'factor' of forward.
+The operands of a Function are positional: drop the '*' (a caller may still name
+it).""",
+        )
+
     def test_a_keyword_that_forward_lacks(self) -> None:
         op = function("Scale", forward=lambda ctx, x, k=2: x * k)
         self.check(

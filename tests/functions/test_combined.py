@@ -116,6 +116,21 @@ def test_a_forward_that_draws_numbers(case: str, program: str) -> None:
     oracle.assert_trees_close(actual, PROGRAMS[program](oracle, plain, x))
 
 
+def test_a_loop_over_a_forward_that_draws_numbers() -> None:
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        noise = torch.rand_like(x)
+        ctx.save_for_backward(x, noise)
+        return x**2 * noise
+
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        x, noise = ctx.saved_tensors
+        return 2 * g * x * noise
+
+    op = function("Noisy", forward=forward, backward=backward, vmap_method="loop").apply
+    with pytest.raises(GradientError, match=r"Noisy is called once .* draws random numbers"):
+        fxforms.vmap(fxforms.hessian(loss(op)), randomness="different")(rows(vec(3)))
+
+
 def test_dirty_residuals_have_no_second_derivative() -> None:
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.mark_dirty(x)
