@@ -14,6 +14,7 @@ from fxforms.errors import RpcTimeoutError
 
 _POLL = 1.0  # seconds that worker 0 holds a question; a worker asks again
 _GRACE = 30.0  # more seconds for an answer
+_LAST = 5.0  # seconds that worker 0 waits for those who ask again
 
 
 class _Points:
@@ -22,6 +23,7 @@ class _Points:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.arrived: dict[str, set[int]] = {}
+        self.told: dict[str, set[int]] = {}  # those who know that all have come
 
 
 @prepare
@@ -38,11 +40,20 @@ def arrive(point: str, rank: int) -> bool:
         arrived = points.arrived.setdefault(point, set())
         arrived.add(rank)
         points.changed.notify_all()
-        return points.changed.wait_for(lambda: _complete(agent, arrived), _POLL)
+        complete = points.changed.wait_for(lambda: _complete(agent, arrived), _POLL)
+        if complete:
+            points.told.setdefault(point, set()).add(rank)
+        return complete
 
 
 def _complete(agent: RpcAgent, arrived: set[int]) -> bool:
     return all(info.id in arrived or info.id in agent.lost for info in agent.workers)
+
+
+def _untold(agent: RpcAgent, point: str) -> int:
+    """On worker 0: how many that live will still ask whether all have come to ``point``."""
+    told = agent.state["points"].told[point]
+    return sum(info.id not in told and info.id not in agent.lost for info in agent.workers)
 
 
 def barrier(agent: RpcAgent, point: str, timeout: float | None) -> None:
@@ -58,6 +69,8 @@ def barrier(agent: RpcAgent, point: str, timeout: float | None) -> None:
         command = call_command("shutdown", arrive, (point, agent.info.id), None)
         answer = ask_command(agent, leader, command, _POLL + _GRACE)
         if answer.value:  # type: ignore[attr-defined]
+            if agent.info.id == 0:  # one that has just been told to ask again needs an answer too
+                drain(lambda: _untold(agent, point), _LAST)
             return
         if end is not None and time.monotonic() > end:
             raise RpcTimeoutError(

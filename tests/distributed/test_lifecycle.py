@@ -150,24 +150,6 @@ def test_threads_that_do_not_agree() -> None:
     assert_nothing_held()
 
 
-def test_a_shutdown_that_does_not_wait_for_ever() -> None:
-    go = threading.Event()
-
-    def late() -> None:
-        fd.init_rpc("w1", rank=1, world_size=2, agent="local")
-        go.wait(10)
-        fd.shutdown()
-
-    other = threading.Thread(target=late)
-    other.start()
-    fd.init_rpc("w0", rank=0, world_size=2, agent="local")
-    with pytest.raises(RpcTimeoutError, match="not every worker"):
-        fd.shutdown(timeout=0.2)
-    go.set()
-    other.join(10)
-    assert_nothing_held()
-
-
 def test_an_agent_whose_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("grpc", "fxforms.distributed.agents.grpc"):
         monkeypatch.setitem(sys.modules, module, None)
