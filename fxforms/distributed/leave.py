@@ -14,7 +14,6 @@ from fxforms.errors import RpcTimeoutError
 
 _POLL = 1.0  # seconds that worker 0 holds a question; a worker asks again
 _GRACE = 30.0  # more seconds for an answer
-_LAST = 5.0  # seconds that worker 0 waits for those who ask again
 
 
 class _Points:
@@ -23,7 +22,6 @@ class _Points:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.arrived: dict[str, set[int]] = {}
-        self.told: dict[str, set[int]] = {}  # those who know that all have come
 
 
 @prepare
@@ -40,20 +38,11 @@ def arrive(point: str, rank: int) -> bool:
         arrived = points.arrived.setdefault(point, set())
         arrived.add(rank)
         points.changed.notify_all()
-        complete = points.changed.wait_for(lambda: _complete(agent, arrived), _POLL)
-        if complete:
-            points.told.setdefault(point, set()).add(rank)
-        return complete
+        return points.changed.wait_for(lambda: _complete(agent, arrived), _POLL)
 
 
 def _complete(agent: RpcAgent, arrived: set[int]) -> bool:
     return all(info.id in arrived or info.id in agent.lost for info in agent.workers)
-
-
-def _untold(agent: RpcAgent, point: str) -> int:
-    """On worker 0: how many that live will still ask whether all have come to ``point``."""
-    told = agent.state["points"].told[point]
-    return sum(info.id not in told and info.id not in agent.lost for info in agent.workers)
 
 
 def barrier(agent: RpcAgent, point: str, timeout: float | None) -> None:
@@ -69,14 +58,23 @@ def barrier(agent: RpcAgent, point: str, timeout: float | None) -> None:
         command = call_command("shutdown", arrive, (point, agent.info.id), None)
         answer = ask_command(agent, leader, command, _POLL + _GRACE)
         if answer.value:  # type: ignore[attr-defined]
-            if agent.info.id == 0:  # one that has just been told to ask again needs an answer too
-                drain(lambda: _untold(agent, point), _LAST)
             return
         if end is not None and time.monotonic() > end:
             raise RpcTimeoutError(
                 f"shutdown(timeout={timeout:g}): not every worker called shutdown within it. A "
                 "worker still runs, or failed; shutdown(graceful=False) does not wait for it."
             )
+
+
+def staying(agent: RpcAgent) -> int:
+    """On worker 0: how many others have not left; on any other, 0.
+
+    Worker 0 leaves last, so that none finds it gone that was told to ask again, or whose link ended
+    before it had read the last answer from the pipe beside.
+    """
+    if agent.info.id:
+        return 0
+    return sum(info.id != 0 and info.id not in agent.lost for info in agent.workers)
 
 
 def drain(count: Callable[[], int], timeout: float) -> None:
