@@ -100,6 +100,7 @@ def shutdown(graceful: bool = True, timeout: float | None = None) -> None:
             leave.drain(agent.asking, _DRAIN)
             leave.barrier(agent, "no more answers", _DRAIN)
             leave.drain(agent.serving, _DRAIN)
+            leave.drain(lambda: leave.staying(agent), _DRAIN)
     except ConnectionError as error:
         _logger.warning("shutdown of %r without the others: %s", agent.info.name, error)
     finally:

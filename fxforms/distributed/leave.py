@@ -66,6 +66,17 @@ def barrier(agent: RpcAgent, point: str, timeout: float | None) -> None:
             )
 
 
+def staying(agent: RpcAgent) -> int:
+    """On worker 0: how many others have not left; on any other, 0.
+
+    Worker 0 leaves last, so that none finds it gone that was told to ask again, or whose link ended
+    before it had read the last answer from the pipe beside.
+    """
+    if agent.info.id:
+        return 0
+    return sum(info.id != 0 and info.id not in agent.lost for info in agent.workers)
+
+
 def drain(count: Callable[[], int], timeout: float) -> None:
     """Wait until ``count()`` is zero, or time is up."""
     end = time.monotonic() + timeout

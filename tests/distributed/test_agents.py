@@ -224,24 +224,14 @@ def test_the_modes_of_the_caller_go_along() -> None:
     torch.set_default_dtype(torch.float64)
     try:
         assert fd.rpc_sync("w1", rf.modes) == (True, torch.float64, False)
-    finally:
-        torch.set_default_dtype(before)
-    assert fd.rpc_sync("w1", rf.modes) == (True, torch.float32, False)
-
-
-def test_workers_that_wait_for_the_end_hold_no_default_dtype() -> None:
-    """The others have called shutdown, with float32; each asks again about once a second."""
-    assert until(lambda: fd.debug_info()["serving"] == 2)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    end = time.monotonic() + 2.5
-    try:
-        while time.monotonic() < end:
-            assert torch.get_default_dtype() is torch.float64
-            assert fd.rpc_sync("w1", torch.ones, (2,)).dtype is torch.float64
+        end = time.monotonic() + 2.5
+        while time.monotonic() < end:  # the others wait in shutdown, with float32, and ask again
+            assert fd.rpc_sync("w1", torch.ones, (2,)).dtype == torch.float64
+            assert torch.get_default_dtype() == torch.float64
             time.sleep(0.02)
     finally:
         torch.set_default_dtype(before)
+    assert fd.rpc_sync("w1", rf.modes) == (True, torch.float32, False)
 
 
 def test_a_slow_worker() -> None:

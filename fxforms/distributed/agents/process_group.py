@@ -8,24 +8,19 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import time
 from contextlib import suppress
-from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from fxforms.distributed.agent import Respond, RpcAgent
-from fxforms.distributed.agents import gloo_pair
+from fxforms.distributed.agents import gloo_pair, gloo_store
 from fxforms.distributed.agents.gloo_link import GlooLink
 from fxforms.distributed.agents.linked import Cut, LinkedAgent
 from fxforms.distributed.agents.pipe_link import PipeLink
 from fxforms.distributed.agents.shared_memory import Probe, shared
 from fxforms.distributed.options import Options, master
-from fxforms.distributed.requests import WorkerInfo
-from fxforms.errors import ArgumentError, RpcTimeoutError
-
-_RETRY = 0.05  # seconds until the store is looked for again
+from fxforms.errors import FxformsError, RpcTimeoutError
 
 
 class ProcessGroupAgent(LinkedAgent):
@@ -49,8 +44,7 @@ class ProcessGroupAgent(LinkedAgent):
     def _close(self) -> None:
         super()._close()
         if self._store is not None:
-            with suppress(RuntimeError):  # the worker that serves the store is gone
-                self._store.set(f"left/{self.info.id}", "")
+            gloo_store.leave(self._store, self.info.id)
         self._store = None  # frees the port
 
     def _beat(self, links: list[GlooLink], period: float) -> None:
@@ -68,20 +62,21 @@ def start(name: str, rank: int, size: int, respond: Respond, options: Options) -
         ArgumentError: names or sizes do not agree, or the address is not usable.
         RpcTimeoutError: not all workers joined in time.
     """
-    address = master("process_group")
+    address, end = master("process_group"), time.monotonic() + options.init_timeout
     try:
-        store = _enter(address, name, rank, options)
-        workers = _meet(store, name, rank, size)
+        store = gloo_store.enter(address, name, rank, options, end)
+        workers = gloo_store.meet(store, name, rank, size, options, end)
         agent = ProcessGroupAgent(workers[rank], workers, respond, options.rpc_timeout)
     except RuntimeError as error:
-        if isinstance(error, ArgumentError):
+        if isinstance(error, FxformsError):
             raise
         raise _late(name, options, error) from None
     probe = Probe()
     try:
         memory = _neighbours(store, rank, size, probe) if options.shared_memory else {}
         agent.start(store, options, memory)
-        _all_ready(store, size)
+        if not gloo_store.all_ready(store, size, end):
+            raise RuntimeError("not all workers receive")
     except RuntimeError as error:
         agent.shutdown()
         raise _late(name, options, error) from None
@@ -99,68 +94,9 @@ def _neighbours(store: TCPStore, rank: int, size: int, probe: Probe) -> dict[int
 
 def _late(name: str, options: Options, error: RuntimeError) -> RpcTimeoutError:
     return RpcTimeoutError(
-        f"init_rpc({name!r}): not all workers joined within {options.init_timeout:g} s. Is each "
-        f"started, with the same MASTER_ADDR and MASTER_PORT? The store said: {str(error)[:200]}"
+        f"init_rpc({name!r}): a worker left, or was too slow, while the workers joined; they have "
+        f"{options.init_timeout:g} s. See what the others say. Here it was: {str(error)[:200]}"
     )
-
-
-def _store(address: tuple[str, int], rank: int, options: Options) -> TCPStore:
-    """The store of the world; the worker of rank 0 serves it, on that address alone."""
-    wait = timedelta(seconds=options.init_timeout)
-    if rank:
-        return TCPStore(*address, None, False, wait, wait_for_workers=False)
-    try:
-        listener = socket.create_server(address)
-    except OSError as error:
-        raise ArgumentError(
-            f"init_rpc(rank=0): cannot listen on MASTER_ADDR, MASTER_PORT = {address}: {error}. "
-            "Give an address of this machine and a free port."
-        ) from None
-    listen = listener.detach()  # the store closes it
-    return TCPStore(*address, None, True, wait, wait_for_workers=False, master_listen_fd=listen)
-
-
-def _enter(address: tuple[str, int], name: str, rank: int, options: Options) -> TCPStore:
-    """The store of the world, where this worker is the one of its rank.
-
-    One that has left a world, and is to join the next at the same address, may find the store of
-    the old one there, whose worker 0 has not left yet.
-    """
-    end = time.monotonic() + options.init_timeout
-    while True:
-        store = _store(address, rank, options)
-        try:
-            if store.add(f"rank/{rank}", 1) == 1:
-                return store
-            old = store.check([f"left/{rank}"])
-        except RuntimeError:  # it ends just now
-            if time.monotonic() > end:
-                raise
-            old = True
-        if not old or time.monotonic() > end:
-            raise ArgumentError(f"init_rpc({name!r}, rank={rank}): another worker has this rank.")
-        del store
-        time.sleep(_RETRY)
-
-
-def _meet(store: TCPStore, name: str, rank: int, size: int) -> list[WorkerInfo]:
-    """All workers, each as it told the store."""
-    store.set(f"worker/{rank}", json.dumps([name, size]))
-    told = [json.loads(store.get(f"worker/{other}")) for other in range(size)]
-    names = [name for name, _ in told]
-    if len(set(names)) < size or any(other != size for _, other in told):
-        raise ArgumentError(
-            f"init_rpc({name!r}, world_size={size}): the workers do not agree; they are {told} "
-            "(name, world_size). Give each its own name and all the same world_size."
-        )
-    return [WorkerInfo(name, id) for id, name in enumerate(names)]
-
-
-def _all_ready(store: TCPStore, size: int) -> None:
-    """Wait until every worker receives."""
-    if store.add("ready", 1) == size:
-        store.set("go", "")
-    store.get("go")
 
 
 def _pipes(
