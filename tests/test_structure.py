@@ -41,7 +41,7 @@ PRIVATE = {
         "torch._C.DisableTorchFunction",
     ),
     "fxforms/staging/guards.py": ("torch._C._dynamo.guards",),
-    "fxforms/interpreters/negation.py": ("torch._neg_view",),
+    "fxforms/interpreters/negation.py": ("torch._neg_view", "torch._C"),
     "fxforms/_tree.py": ("torch.utils._pytree", "torch.utils._cxx_pytree"),
     "fxforms/staging/backward/engine.py": ("torch",),
     "fxforms/distributed/batched_cotangents.py": (

@@ -13,13 +13,14 @@ from fxforms.interpreters.dispatch import current_interpreter
 
 # What it registers lives as long as it does.
 _library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+_BATCHED = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)
 
 
 def neg_view(operand: torch.Tensor) -> torch.Tensor:
     """``aten::_neg_view`` at a vmap level: the view of the whole batch."""
     interpreter = current_interpreter()
     value, dim = substrate.unwrap_batched(operand, interpreter.level)
-    with interpreter.lower():
+    with torch._C._ExcludeDispatchKeyGuard(_BATCHED):  # one level down, as rules of torch go
         result: torch.Tensor = torch._neg_view(value)
     return result if dim is None else substrate.add_batch_dim(result, dim, interpreter.level)
 

@@ -73,3 +73,23 @@ def test_a_lazy_negation_is_mapped() -> None:
     assert_close(torch.func.vmap(lambda z: z.conj().imag)(z), -z.imag)
     captured = vmap(lambda x: x + z.conj().imag)(torch.zeros(2, 3, 4))
     assert_close(captured, -z.imag.expand(2, 3, 4))
+
+
+class Square(fxforms.Function):
+    @staticmethod
+    def forward(ctx: Any, z: Tensor) -> Tensor:
+        ctx.save_for_backward(z)
+        return z * z
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return 2 * g * ctx.saved_tensors[0].conj()  # type: ignore[no-any-return]
+
+
+def test_a_lazy_negation_is_mapped_between_other_levels() -> None:
+    def product(x: Tensor) -> Tensor:  # 2 * x * x.sin()
+        return Square.apply(torch.complex(x, x.sin())).imag
+
+    second = fxforms.grad(fxforms.grad(product))
+    third = fxforms.grad(lambda v: vmap(second)(v).sum())(V)
+    assert_close(third, -6 * V.sin() - 2 * V * V.cos())
