@@ -93,7 +93,7 @@ def share_setup(
     """
     ctx = SetupContext()
     last: SharedRecord | None = rules.last_shared
-    flat = outputs if isinstance(outputs, tuple) else (outputs,)
+    flat = as_tuple(outputs)
     try:
         rules.function.setup_context(ctx, inputs, outputs)
         if last is not None and last.fits(ctx, inputs, flat, mapping):

@@ -7,27 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from test_inner_autograd import Sine, X
 from torch import Tensor
 from torch.autograd import forward_ad
 
 import fxforms
 from fxforms.errors import UnsupportedError
-
-X = torch.tensor([0.5, 1.5], dtype=torch.float64)
-
-
-class Sine(fxforms.Function):
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x.sin()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        return g * ctx.saved_tensors[0].cos()
 
 
 def copied(x: Tensor) -> Tensor:
